@@ -325,7 +325,7 @@ async def test_auto_with_nothing_attached_is_an_error(here: Desk, monkeypatch: p
     with pytest.raises(SlotError, match=r"phones.txt:1: auto: no adb server at 127.0.0.1:1 .*start-server"):
         await _slots("auto").start()
     monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "many")
-    with pytest.raises(SlotError, match="'many' is no port"):
+    with pytest.raises(SlotError, match="'many' is not a port"):
         await _slots("auto").start()
 
 
@@ -351,7 +351,7 @@ async def test_a_dead_phone_is_named_and_the_others_are_used(here: Desk):
 async def test_a_variable_that_names_no_server_is_a_fault(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "many")
     clients = PhoneClients()
-    with pytest.raises(EnvironmentFault, match="'many' is no port"):
+    with pytest.raises(EnvironmentFault, match="'many' is not a port"):
         await clients.health(PhoneAddress("R58", "R58", protocol="adb"))
 
 

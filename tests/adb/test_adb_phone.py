@@ -334,7 +334,7 @@ async def test_an_answer_is_judged_by_its_expression_and_the_check(desk: Desk):
         ({"expect": "x"}, "no params.check"),
         ({"check": "nosuch"}, "ended with 127"),
         ({"check": "exit 2"}, "ended with 2"),
-        ({"check": "echo x", "expect": "("}, "no regular expression"),
+        ({"check": "echo x", "expect": "("}, "not a regular expression"),
         ({"check": "echo x", "expect": "x" * 1001}, "1001 characters"),
     ],
 )

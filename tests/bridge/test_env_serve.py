@@ -73,7 +73,7 @@ async def test_a_token_of_the_environment_is_wanted_of_callers(monkeypatch):
         (["--device", "emulator-5554"], "--device, others by --url"),
         (["--protocol", "adb", "--url", "http://127.0.0.1:1"], "--device, others by --url"),
         (["--url", "http://127.0.0.1:1", "--url", "127.0.0.1:1"], "both name http://127.0.0.1:1"),
-        (["--url", "ftp://127.0.0.1"], "is no http(s) URL"),
+        (["--url", "ftp://127.0.0.1"], "is not an http(s) URL"),
         (["--url", "http://127.0.0.1:1", "--host", "0.0.0.0"], "set a token"),
         (["--url", "http://127.0.0.1:1", "--token-file", "/nowhere"], "/nowhere"),
         (["--url", "http://127.0.0.1:1", "--tasks", "/nowhere"], "/nowhere"),

@@ -91,7 +91,7 @@ async def test_desktops_and_their_like_are_checked_with_a_named_task(stub, proto
         ("/health", web.json_response, "health", "expected status 'success'"),
         ("/task/score", lambda: web.json_response({"score": 2}), "evaluate", "must be a number from 0 to 1"),
         ("/execute_action", lambda: web.json_response({"status": "no"}), "step", "expected status 'success'"),
-        ("/screenshot", lambda: web.json_response({"pixels": []}), "reset", "is no screen"),
+        ("/screenshot", lambda: web.json_response({"pixels": []}), "reset", "is not a screen"),
     ],
 )
 async def test_what_a_server_does_wrong_is_said_with_the_request_that_showed_it(path, answer, rule, words):

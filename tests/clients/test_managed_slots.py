@@ -84,7 +84,7 @@ def test_hosts_and_their_workers(lines, slots):
         ("http://a:1?workers=2&x=1", "1 to 32"),
         ("http://a:1?x=1", "ends with its path"),
         ("http://a:1?workers=2,http://a:1?workers=3", "both name http://a:1#1"),
-        ("a:1,", "no http"),
+        ("a:1,", "not an http"),
     ],
 )
 def test_hosts_that_are_none(line, words):

@@ -373,7 +373,7 @@ async def test_another_size_than_the_viewports_is_a_fault_and_a_turned_screen_is
         ('"%%%"', "expected the picture in 'b64_png'"),
         ('"AAAA"', "neither PNG nor JPEG"),
         (json.dumps(base64.b64encode(png(96, 160)[:-9]).decode()), "half a PNG"),
-        (json.dumps(base64.b64encode(png_bomb()).decode()), "no screen"),
+        (json.dumps(base64.b64encode(png_bomb()).decode()), "not a screen"),
     ],
 )
 async def test_what_is_no_picture(value, words):

@@ -72,7 +72,7 @@ async def test_an_error_inside_a_200_is_a_fault(path, body, words):
 )
 async def test_a_task_that_the_server_does_not_have(task):
     async with a_house() as house:
-        with pytest.raises(EnvironmentFault, match="no task of a MobileWorld server|task/goal: answered 500|not found"):
+        with pytest.raises(EnvironmentFault, match="not a MobileWorld task|task/goal: answered 500|not found"):
             await house.client().reset(task)
         await house.client().close()
         assert not house.sent("/task/tear_down")

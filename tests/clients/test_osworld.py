@@ -183,7 +183,7 @@ async def test_a_score_that_is_none_is_a_fault(metric):
         ("%%%", "no base64"),
         (base64.b64encode(b"GIF89a").decode(), "neither PNG nor JPEG"),
         (base64.b64encode(png(4, 4)[:-5]).decode(), "half a PNG"),
-        (base64.b64encode(png_bomb()).decode(), "is no screen"),
+        (base64.b64encode(png_bomb()).decode(), "is not a screen"),
     ],
 )
 async def test_a_screenshot_that_is_none_is_a_fault(screenshot, words):

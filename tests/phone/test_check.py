@@ -31,7 +31,7 @@ SICK = {
     "hung": ([{"kind": "hung", "atStep": 2}], "step", "no answer within 100 s; yet /health says ok"),
     "slow": ([{"kind": "slow", "medianSeconds": 3600}], "reset", "no answer within 100 s"),
     "corrupt": ([{"kind": "corrupt", "atStep": 1}], "frame", "cut off or corrupted"),
-    "half": ([{"kind": "half", "atStep": 1}], "frame", "is no whole picture"),
+    "half": ([{"kind": "half", "atStep": 1}], "frame", "is not a whole picture"),
     "wrong size": ([{"kind": "wrong_size", "atStep": 1}], "frame", "the picture is 48x80 pixels, announced was 96x160"),
     "lying health": ([{"kind": "lying_health"}], "reset", "answers 503 instead of 200"),
     "lying about a hang": ([{"kind": "hung", "atStep": 0}, {"kind": "lying_health"}], "reset", "yet /health says ok"),
@@ -184,7 +184,7 @@ async def test_something_else_on_the_port_is_named():
     app.router.add_get("/{tail:.*}", hello)
     async with TestServer(app) as running:
         violations = await check(str(running.make_url("/")), LATE)
-    assert "no JSON object" in violations[0].words
+    assert "not a JSON object" in violations[0].words
     assert {v.rule for v in violations} == {"health", "tasks"}
 
 

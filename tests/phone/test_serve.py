@@ -265,7 +265,7 @@ async def test_the_command_serves_until_it_is_stopped():
     assert (process.returncode, err) == (0, b"")
     for more, message in (
         (("--adb", "5555"), b"adb servers take whatever answers"),
-        (("--page", "99999"), b"is no port"),
+        (("--page", "99999"), b"is not a port"),
         (("--suite", "standrd"), b"did you mean 'standard'"),
         (("--host", "0.0.0.0", "--tapforge", "off", "--mobileworld", "off", "--adb", "off"), b"others reach the page"),
     ):

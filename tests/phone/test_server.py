@@ -214,7 +214,7 @@ def test_signals_end_it_cleanly_even_with_a_call_hanging(start_server, number):
 
 BAD_OPTIONS = [
     (["--suites", "quickstrat"], "did you mean 'quickstart'"),
-    (["--faults", "[{]"], "--faults is no list of faults"),
+    (["--faults", "[{]"], "--faults is not a list of faults"),
     (["--width", "7"], "must be 32 to 4096"),
     (["--slots", "0"], "must be 1 to 4096"),
 ]

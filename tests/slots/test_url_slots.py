@@ -35,7 +35,7 @@ def test_comments_blank_lines_and_missing_schemes():
     [
         (["a:1", "b:1", "http://a:1/"], "phones.txt:1 and phones.txt:3 both name http://a:1"),
         (["http://ten", "ten:80"], "phones.txt:1 and phones.txt:2 both name http://ten"),
-        (["a:1", "ftp://b"], "phones.txt:2: 'ftp://b' is no http"),
+        (["a:1", "ftp://b"], "phones.txt:2: 'ftp://b' is not an http"),
         (["a:1", "b:99999"], "phones.txt:2: 'b:99999'"),
         (["two words"], "phones.txt:1: 'two words'"),
         (["http://"], "phones.txt:1: 'http://'"),

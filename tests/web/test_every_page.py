@@ -57,7 +57,7 @@ def test_the_order_of_tasks_is_seeded_and_every_page_comes_as_often_as_the_other
     [
         ("tran", [], "unknown split: 'tran'; did you mean 'train'"),
         ("train", ["click-tset"], "did you mean 'click-test'"),
-        ("train", ["hover-shape"], "is no task here: its script never ends"),
+        ("train", ["hover-shape"], "is not a task here: its script never ends"),
         ("train", ["navigate-tree"], "no task in split 'train'"),
     ],
 )

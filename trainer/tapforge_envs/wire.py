@@ -38,7 +38,7 @@ the phone checks both before it does anything (any client may ask `/health`, whi
   the first fence was seen, then it gets 409 with reason `no_fence`.
 - Any other phone (a laptop's, a device outside the cluster, which several pools may name) counts fences for each UID by
   itself, and takes requests without the headers: it does not know which slot it is.
-- One header without the other, or a fence that is no number from 0 to 2^63 - 1, gets 400.
+- One header without the other, or a fence that is not a number from 0 to 2^63 - 1, gets 400.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def decode_step(body: bytes) -> tuple[StepResult, str]:
     line, newline, data = body.partition(b"\n")
     if not newline:
         raise EnvironmentFault(
-            f"answer of {len(body)} bytes is no observation: it has no line of JSON before the frame"
+            f"answer of {len(body)} bytes is not an observation: it has no line of JSON before the frame"
         )
     try:
         head = ObservationHead.model_validate_json(line)

@@ -78,7 +78,7 @@ async def examine(
 def run_check(url: str, deadline: float = DEADLINE, protocol: Protocol = "tapforge", task: Task | None = None) -> int:
     """Prints what was found. 0: conforms, 1: violations, or nothing answers, 2: `url` is none."""
     if protocol != "adb" and not url.startswith(("http://", "https://")):
-        print(f"{url!r} is no URL of an environment server: it must start with http:// or https://")
+        print(f"{url!r} is not a URL of an environment server: it must start with http:// or https://")
         return 2
     checked = asyncio.run(examine(url, protocol, task, deadline))
     if not checked.reached:

@@ -36,7 +36,7 @@ _MOBILEWORLD = (
         _json({"device": "emulator-5554", "action": {"action_type": "no-such-action"}}),
         _UNREADABLE,
     ),
-    Refusal("a body that is no JSON", "POST", "/step", b"{", _UNREADABLE),
+    Refusal("a body that is not JSON", "POST", "/step", b"{", _UNREADABLE),
     Refusal("a verdict without a task", "GET", "/task/eval", None, _UNREADABLE),
     Refusal(
         "a verdict on a task that there isn't",

@@ -153,7 +153,7 @@ class TapforgeCheck:
                         f"{frame.width}x{frame.height}",
                     )
         except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-            self.say("frame", f"POST {path}: a frame of {len(frame.data)} bytes is no whole picture: {error}")
+            self.say("frame", f"POST {path}: a frame of {len(frame.data)} bytes is not a whole picture: {error}")
         if self.instance is not None and instance != self.instance:
             self.say(
                 "instance",
@@ -190,7 +190,7 @@ class TapforgeCheck:
             self.say("health", f"GET /health answers {status} instead of 200{error_of(content)}")
             return
         if fields is None:
-            self.say("health", f"GET /health answers {content[:80]!r}, which is no JSON object")
+            self.say("health", f"GET /health answers {content[:80]!r}, which is not a JSON object")
             return
         if fields.get("status") != "ok":
             self.say("health", f"status is {fields.get('status')!r} instead of 'ok', with HTTP status 200")
@@ -233,7 +233,7 @@ class TapforgeCheck:
             try:
                 found = found or Task.model_validate(item)
             except ValueError as error:
-                self.say("tasks", f"{item!r} is no task: {error}")
+                self.say("tasks", f"{item!r} is not a task: {error}")
         return found
 
     async def walk(self, rule: str, task: Task, resend: bool) -> list[_Seen]:
@@ -369,8 +369,8 @@ class TapforgeCheck:
 
 def _malformed(episode: str, task: Task) -> Iterator[tuple[str, str, Any]]:
     step = {"episode": episode, "index": 0, "action": {"type": "home"}}
-    yield "a body that is no JSON", "/step", b"{"
-    yield "a body that is no object", "/step", []
+    yield "a body that is not JSON", "/step", b"{"
+    yield "a body that is not an object", "/step", []
     yield "a reset without a task", "/reset", {"episode": episode}
     yield "a reset without an episode", "/reset", {"task": task.model_dump()}
     yield "an unknown action", "/step", {**step, "action": {"type": "no-such-action"}}

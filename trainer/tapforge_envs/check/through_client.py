@@ -179,7 +179,7 @@ class ClientCheck:
                 image.load()
                 size = image.size
         except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-            self.say("frame", f"{call}: a frame of {len(frame.data)} bytes is no whole picture: {error}")
+            self.say("frame", f"{call}: a frame of {len(frame.data)} bytes is not a whole picture: {error}")
             return
         if size != (frame.width, frame.height):
             self.say("frame", f"{call}: the picture is {size[0]}x{size[1]}, announced was {frame.width}x{frame.height}")

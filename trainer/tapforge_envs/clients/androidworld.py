@@ -141,7 +141,7 @@ class AndroidWorldClient:
             raise self._server.fault("tasks", f"answered {answer!r:.300}: 'task_list' must be a list of names")
         if len(names) > MAX_TASKS:
             raise self._server.fault(
-                "tasks", f"lists {len(names)} tasks; more than {MAX_TASKS} is no AndroidWorld suite"
+                "tasks", f"lists {len(names)} tasks; more than {MAX_TASKS} is not an AndroidWorld suite"
             )
         return names
 
@@ -182,7 +182,7 @@ class AndroidWorldClient:
         try:
             frame = await asyncio.to_thread(frame_of_numbers, body)
         except ValueError as error:
-            raise self._server.fault(call, f"screenshot is no screen: {error}") from error
+            raise self._server.fault(call, f"screenshot is not a screen: {error}") from error
         # A phone that is turned has another size: the next action is measured on what the agent sees.
         self._size = (frame.width, frame.height)
         return Observation(frame)

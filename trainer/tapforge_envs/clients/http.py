@@ -124,7 +124,7 @@ class HttpServer:
         seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The value that a 200 answer holds. Raises EnvironmentFault for any other status and for what is no JSON."""
+        """The value that a 200 answer holds. Raises EnvironmentFault for any other status and for what is not JSON."""
         status, answer = await self.exchange(
             call, method, path, query=query, body=body, seconds=seconds, headers=headers
         )

@@ -10,7 +10,7 @@ So, in order of weight:
    sent (`mobileworld_actions.py`). Coordinates are pixels of the last frame.
 4. `terminate` is sent as `status` and `answer` as it is; both end the episode here, and the judge is asked by
    `evaluate`. `wait` waits one second, whatever it is asked. What a user says to `ask_user` is in the note.
-5. Health: 200 and 503 are answers, and `ok` without our device is no proof: `/init` is asked, which asks the phone.
+5. Health: 200 and 503 are answers, and `ok` without our device is not proof: `/init` is asked, which asks the phone.
    With a device that is sick beside ours, ours may be well.
 6. An answer of another type, an error inside a 200, a score that is none from 0 to 1, half a PNG, or a frame of another
    size than the phone's is a fault that names it. A screen that was turned has both sides swapped.
@@ -46,7 +46,7 @@ from .settling import settle
 T = TypeVar("T")
 
 SUITE: Final = "mobileworld"
-#: bytes of an answer that is no screenshot and no list
+#: bytes of an answer that is neither a screenshot nor a list
 _SMALL: Final = 1024 * 1024
 #: tasks of a server
 MAX_TASKS: Final = 20_000
@@ -125,7 +125,7 @@ class MobileWorldClient:
 
     async def reset(self, task: Task) -> Observation:
         if task.suite != SUITE or task.params:
-            what = f"{task.key} is no task of a MobileWorld server: those have suite {SUITE!r} and a name as template"
+            what = f"{task.key} is not a MobileWorld task: those have suite {SUITE!r} and a name as template"
             raise UnknownTask(f"{self.slot}: reset: {what}, no parameters")
         time = _Time(self._deadlines.reset)
         self._refuse_unfinished("reset")

@@ -23,7 +23,7 @@ def statements(text: str) -> list[ast.stmt]:
         _ignore_warnings()
         return ast.parse(text, _FILE).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"is no program: {error!s:.100}") from error
+        raise ValueError(f"is not a program: {error!s:.100}") from error
 
 
 def expression(text: str) -> ast.expr:
@@ -32,7 +32,7 @@ def expression(text: str) -> ast.expr:
         _ignore_warnings()
         return ast.parse(text, _FILE, "eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"is no expression: {error!s:.100}") from error
+        raise ValueError(f"is not an expression: {error!s:.100}") from error
 
 
 def _ignore_warnings() -> None:

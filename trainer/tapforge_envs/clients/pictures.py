@@ -1,4 +1,4 @@
-"""Frames as bytes: what is no whole picture, or another one than announced, is refused before anything decodes it.
+"""Frames as bytes: what is not a whole picture, or another one than announced, is refused before anything decodes it.
 
 Only the head and the end of a picture are looked at here, which costs nothing; the decoder checks the rest.
 """
@@ -23,7 +23,7 @@ _JPEG_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def frame_of(data: bytes) -> Frame:
-    """A frame with the size that its picture has. Raises ValueError for what is no whole PNG or JPEG of a screen."""
+    """A frame with the size that its picture has. Raises ValueError for what is not a whole PNG or JPEG of a screen."""
     if data.startswith(_PNG_SIGNATURE):
         kind, size = "image/png", png_size(data)
     elif data.startswith(_JPEG_HEAD):
@@ -33,7 +33,7 @@ def frame_of(data: bytes) -> Frame:
     width, height = size
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height <= MAX_PIXELS):
         raise ValueError(
-            f"a picture of {width}x{height} pixels is no screen: at most {MAX_SIDE} a side, {MAX_PIXELS} in all"
+            f"a picture of {width}x{height} pixels is not a screen: at most {MAX_SIDE} a side, {MAX_PIXELS} in all"
         )
     return Frame.of(data, width, height, kind)
 

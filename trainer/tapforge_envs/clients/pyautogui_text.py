@@ -63,7 +63,7 @@ _ALIASES: Final = {
 
 
 def key_name(name: str) -> str | None:
-    """PyAutoGUI's name of a key, None for what is no key."""
+    """PyAutoGUI's name of a key, None for what is not a key."""
     if len(name) == 1 and "!" <= name <= "~":
         return name.lower()
     low = name.lower() if name.strip() == "" else name.strip().lower()
@@ -234,7 +234,7 @@ class _Reader:
                 elif module == "pyautogui" and name in _SIGNATURES:
                     self._call(name, call)
                 else:
-                    raise ValueError(f"{module:.40}.{name:.40} is no call that is allowed")
+                    raise ValueError(f"{module:.40}.{name:.40} is not a call that is allowed")
             case _:
                 raise ValueError(f"{type(statement).__name__} is not allowed: only calls of pyautogui are")
 
@@ -279,7 +279,7 @@ class _Reader:
         button = {"primary": "left", "secondary": "right"}.get(button, button)
         kind, place = _CLICK_ACTIONS.get((clicks, button)), self._place(given) or self._pointer
         if kind is None:
-            raise ValueError(f"{name}: {clicks} clicks of {button!r:.20} are no action")
+            raise ValueError(f"{name}: {clicks} clicks of {button!r:.20} are not an action")
         if place is None:
             raise ValueError(f"{name} needs x and y, or a moveTo before it")
         self._forget_move()
@@ -345,7 +345,7 @@ def _bind(call: ast.Call, names: Sequence[str]) -> dict[str, Any]:
             keyword.arg or "", keyword.arg
         )
         if name in given or name is None or (name not in names and name not in _IGNORED):
-            raise ValueError(f"{keyword.arg!s:.40} is no argument here, or comes twice")
+            raise ValueError(f"{keyword.arg!s:.40} is not an argument here, or comes twice")
         given[name] = _literal(keyword.value)
     return given
 
@@ -367,7 +367,7 @@ def _keys(call: ast.Call) -> tuple[str, ...]:
 def _known(name: object) -> str:
     found = key_name(name) if isinstance(name, str) else None
     if found is None:
-        raise ValueError(f"{name!r:.60} is no key")
+        raise ValueError(f"{name!r:.60} is not a key")
     return found
 
 
@@ -375,13 +375,13 @@ def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"an argument is no literal but {type(node).__name__}") from error
+        raise ValueError(f"an argument is not a literal but {type(node).__name__}") from error
 
 
 def _number(given: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = given.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e9:
-        raise ValueError(f"{name} is {value!s:.40}, which is no number")
+        raise ValueError(f"{name} is {value!s:.40}, which is not a number")
     return float(value)
 
 
@@ -390,5 +390,5 @@ def _text(given: Mapping[str, Any], name: str, default: str | None = None) -> st
     if isinstance(value, list) and all(isinstance(v, str) and len(v) == 1 for v in value):
         value = "".join(value)
     if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(f"{name} is no text")
+        raise ValueError(f"{name} is not text")
     return value

@@ -4,7 +4,7 @@ Rules, in order:
 1. It ends: no frame is taken after `max_seconds`; the last one that was taken is the observation.
 2. A screen counts as still when every frame of the last `quiet_seconds` was the same picture, byte for byte.
 3. A screen that looks as it did before the action counts as unchanged only `unchanged_seconds` after it: what a tap
-   changes may come late. A caret that blinks is no change.
+   changes may come late. A caret that blinks is not a change.
 4. A screen of which only a small part moves (a spinner, a video) counts as settled when the same part moved for
    `moving_seconds` and nothing else did.
 5. Frames are the expensive part (25 to 300 ms on a phone): none is taken that can't decide anything.

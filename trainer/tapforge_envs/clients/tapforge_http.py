@@ -74,7 +74,7 @@ class TapforgeClient:
         episodes on the wire. Ids must never repeat on a phone; faults on demand are drawn from them, so a benchmark
         that wants the same faults again gives its own."""
         if not url.startswith(("http://", "https://")):
-            raise EnvironmentFault(f"{slot or url}: {url} is no URL: what answers there doesn't speak {PROTOCOL}")
+            raise EnvironmentFault(f"{slot or url}: {url} is not a URL: what answers there doesn't speak {PROTOCOL}")
         self.slot = slot or url
         self._server = HttpServer(url, session, self.slot, limit=MAX_OBSERVATION)
         self._deadlines = deadlines or Deadlines()
@@ -110,7 +110,7 @@ class TapforgeClient:
             # What a later server says of a task means nothing here, as in its other answers.
             return _TASKS.validate_python(answer.get("tasks"), extra="ignore")
         except ValidationError as error:
-            raise self._fault("tasks", f"lists what is no task: {error.errors(include_url=False)[0]}") from error
+            raise self._fault("tasks", f"lists what is not a task: {error.errors(include_url=False)[0]}") from error
 
     async def reset(self, task: Task) -> Observation:
         self._episode = self._episode_ids(task)

@@ -188,7 +188,7 @@ class WorkerClient:
         reward, done = answer.get("reward", 0), answer.get("done")
         if not isinstance(done, bool) or isinstance(reward, bool) or not isinstance(reward, int | float):
             raise self._server.fault(call, f"'done' is {done!r:.50} and 'reward' {reward!r:.50}, no truth and number")
-        if not abs(reward) <= 1e6:  # NaN, infinite, or an integer that is no float
+        if not abs(reward) <= 1e6:  # NaN, infinite, or an integer that is not a float
             raise self._server.fault(call, f"'reward' is {reward!r:.50}")
         return StepResult(await self._seen(call, answer), done=done, reward=float(reward))
 
@@ -238,7 +238,7 @@ def _screenshot(text: object) -> Frame:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"{len(text)} characters are no base64: {error}") from error
+        raise ValueError(f"{len(text)} characters are not base64: {error}") from error
     return frame_of(data)
 
 

@@ -91,7 +91,7 @@ class Fault(BaseModel):
         return self
 
     def hits(self, call: Call, episode: str, index: int) -> bool:
-        """Whether it strikes this call. `index` is -1 for what is no step."""
+        """Whether it strikes this call. `index` is -1 for what is not a step."""
         if call not in (self.calls or _CALLS.get(self.kind, ("step",))):
             return False
         if self.at_step is not None:

@@ -93,6 +93,6 @@ class Injector:
         try:
             self.faults = FAULTS.validate_json(await request.read())
         except ValidationError as error:
-            raise Refused(400, f"the body is no list of faults: {words(error)}") from error
+            raise Refused(400, f"the body is not a list of faults: {words(error)}") from error
         self.hung = False
         return await self.show(request)

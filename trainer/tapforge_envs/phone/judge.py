@@ -23,7 +23,7 @@ Apps = dict[str, Any]
 Wish = Callable[[Apps], None]
 #: characters of a named side effect
 _NAME = 140
-#: numbers in an answer that weren't asked for: a list of all numbers is no answer
+#: numbers in an answer that weren't asked for: a list of all numbers is not an answer
 _STRAY_NUMBERS = 3
 _ANSWER = 240
 

@@ -154,7 +154,7 @@ class MovingScreen:
     def _change(self, now: float, episode: str, index: int) -> None:
         screen = self._phone.screen()
         size = self._phone.width, self._phone.height
-        # The clock goes on with every action: it changes at once, and is no change of the screen.
+        # The clock goes on with every action: it changes at once, and is not a change of the screen.
         changed = screen.identity() != self._identity
         how = course(self._motion, episode, index, changed)
         self._kind, self._identity = how.kind, screen.identity()

@@ -3,7 +3,7 @@
 - Its suite is the phone's, its template begins with `walk-` and names the kinds of what is to be done, its seed is the
   phone's: a fresh phone of that seed is where it begins. So it needs nothing that a server of phones doesn't have.
 - It is done where the content is as the check says and everything else as it was; ended otherwise than by saying so,
-  it has failed. What an app holds only until it is left (the quickstart panels' drafts) is no content.
+  it has failed. What an app holds only until it is left (the quickstart panels' drafts) is not content.
 - A task `proposed-...` has a goal alone, and nothing that judges it.
 - A check that can't be read, or names what this phone doesn't have, is an unknown task: there is no default verdict.
 """

@@ -280,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except ValidationError as error:
-        print(f"--faults is no list of faults: {words(error)}", file=sys.stderr)
+        print(f"--faults is not a list of faults: {words(error)}", file=sys.stderr)
         return 2
     return asyncio.run(serve(args, initial_faults))
 

@@ -34,5 +34,5 @@ class PageToken:
         given = [request.cookies.get(self._cookie, ""), bearer if scheme.lower() == "bearer" else ""]
         given += [request.query.get("token", "")] if request.path == "/" else []
         due = self._token.encode()
-        # A header may hold bytes that are no UTF-8.
+        # A header may hold bytes that are not UTF-8.
         return any(hmac.compare_digest(one.encode(errors="surrogateescape"), due) for one in given)

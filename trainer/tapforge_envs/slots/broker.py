@@ -8,7 +8,7 @@ Rules, the weightiest first:
    episode left its phone so: the operator replaces phones, nothing repairs them.
 3. A new phone is asked for its health before it is leased. A pool that gives bad phone after bad phone is asked ever
    more slowly; and while not one of its phones was ever reached, those that can't be reached are given back clean: the
-   fault may be the way from here to the pool, and is no reason to throw its phones away.
+   fault may be the way from here to the pool, and is not a reason to throw its phones away.
 
 `size` counts the claims, `usable` the phones that can be leased or are; the others (sick) are looked at or on their way
 back. What the broker says last is reported to a caller that waits in vain for a phone.

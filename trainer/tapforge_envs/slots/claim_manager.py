@@ -272,7 +272,7 @@ class ClaimManager:
         for older in [c for c in self._held.values() if c.slot == given.slot]:
             self.lose(older, f"it was claimed again, with fence {given.fence} after {older.fence}")
         claim = HeldClaim.of(given, asked, self._clock)
-        if claim.life.over():  # an answer that took so long is no proof that the claim still lives
+        if claim.life.over():  # an answer that took so long is not proof that the claim still lives
             self._outbox[claim.id] = claim
             self._outgoing.set()
             return

@@ -114,9 +114,9 @@ def _normal(text: str, here: str, protocol: Protocol) -> str:
         url = URL(full)
         port = url.port
     except ValueError as error:
-        raise SlotError(f"{here}: {text!r} is no URL: {error}") from error
+        raise SlotError(f"{here}: {text!r} is not a URL: {error}") from error
     if url.scheme not in ("http", "https") or not url.host or port is None or any(c.isspace() for c in text):
-        raise SlotError(f"{here}: {text!r} is no http(s) URL such as http://10.0.0.7:8000")
+        raise SlotError(f"{here}: {text!r} is not an http(s) URL such as http://10.0.0.7:8000")
     device = url.query.get("device", "") if protocol == "mobileworld" and list(url.query) == ["device"] else ""
     if url.fragment or (url.query_string and not device) or text.endswith("?"):
         may = "; with protocol mobileworld ?device=SERIAL names the phone" if protocol == "mobileworld" else ""

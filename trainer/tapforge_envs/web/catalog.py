@@ -4,7 +4,7 @@
 - A split has seeds of its own. Pages that MiniWoB++ draws from other data for tests (`MODES`) use `train` data in the
   split train and `test` data in the others.
 - Pages of `HELD_OUT` belong to one split alone: variants of other pages, for what a run has never practised.
-- `LEFT_OUT` says which pages of the package are no task here, and why.
+- `LEFT_OUT` says which pages of the package are not tasks here, and why.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ text-transform tic-tac-toe unicode-test use-autocomplete-nodelay use-autocomplet
 use-slider-2 use-slider use-spinner visual-addition
 """
 
-#: page -> why it is no task here
+#: page -> why it is not a task here
 LEFT_OUT: dict[str, str] = {
     "hover-shape": "its script never ends an episode",
     "flight/*": "an airline's site of 375x667 pixels in a frame of its own, whose script waits for a network",
@@ -205,7 +205,7 @@ def _html() -> Path:
 def _template(name: str) -> Template:
     if name not in TEMPLATES:
         if name in LEFT_OUT:
-            raise UnknownTask(f"page {name!r} is no task here: {LEFT_OUT[name]}")
+            raise UnknownTask(f"page {name!r} is not a task here: {LEFT_OUT[name]}")
         raise UnknownTask(_unknown(f"template of suite {SUITE!r}", name, tuple(TEMPLATES)))
     return TEMPLATES[name]
 

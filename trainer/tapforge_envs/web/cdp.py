@@ -114,7 +114,7 @@ class Connection:
                 elif message.type is aiohttp.WSMsgType.ERROR:
                     why = f"the browser's connection broke: {self._socket.exception()}"
         except ValueError as error:
-            why = f"the browser sent what is no JSON, or no message of the protocol: {error}"
+            why = f"the browser sent what is not JSON, or not a message of the protocol: {error}"
         finally:
             self._end(why)
 
@@ -133,7 +133,7 @@ class Connection:
                     case {"result": dict(result)}:
                         answer.set_result(result)
                     case _:
-                        answer.set_exception(CdpError(f"the answer's result is no object: {message!r:.300}"))
+                        answer.set_exception(CdpError(f"the answer's result is not an object: {message!r:.300}"))
             case {"method": str(method), **rest}:
                 session = self._sessions.get(str(rest.get("sessionId", "")))
                 params = rest.get("params", {})

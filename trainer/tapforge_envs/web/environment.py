@@ -206,7 +206,7 @@ class WebEnvironment:
         try:
             frame = frame_of(base64.b64decode(shot["data"]))
         except ValueError as error:
-            raise CdpError(f"the screenshot is no picture: {error}") from error
+            raise CdpError(f"the screenshot is not a picture: {error}") from error
         want = (round(WIDTH * self._options.scale), round(HEIGHT * self._options.scale))
         if (frame.width, frame.height) != want:
             raise CdpError(f"the screenshot is {frame.width}x{frame.height} pixels instead of {want[0]}x{want[1]}")

@@ -96,7 +96,7 @@
   const install = () => (document.head || document.documentElement).appendChild(style);
   document.addEventListener("DOMContentLoaded", install, { once: true });
   window.addEventListener("submit", (event) => event.preventDefault(), true);
-  // Menus and drags of the browser's own are no part of a page, are in no screenshot, and hold up everything else.
+  // Menus and drags of the browser's own are not part of a page, are in no screenshot, and hold up everything else.
   for (const name of ["contextmenu", "dragstart"]) window.addEventListener(name, (event) => event.preventDefault(), true);
   window.addEventListener("mousedown", (event) => event.button === 1 && event.preventDefault(), true);
 

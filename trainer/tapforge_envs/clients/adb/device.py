@@ -178,7 +178,7 @@ class Device:
             )
 
     async def ui_tree(self) -> tuple[str | None, str]:
-        """(the tree, what went wrong). A screen that never comes to rest has none, which is no fault of the phone."""
+        """(the tree, what went wrong). A screen that never comes to rest has none; the phone is not at fault."""
         line = f"rm -f {_TREE_FILE} && uiautomator dump {_TREE_FILE} >/dev/null && cat {_TREE_FILE}"
         result = await self.server.shell(self.serial, line, _MAX_TREE)
         start, end = result.stdout.find(b"<?xml"), result.stdout.rfind(b"</hierarchy>")

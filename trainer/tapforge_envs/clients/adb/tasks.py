@@ -43,5 +43,5 @@ def _wrong_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        return f"is no regular expression: {error}"
+        return f"is not a regular expression: {error}"
     return ""

@@ -116,7 +116,7 @@ def server_address(environ: Mapping[str, str]) -> ServerAddress:
 
 def _port(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise ValueError(f"{name}: {text!r} is no port (1 to 65535)")
+        raise ValueError(f"{name}: {text!r} is not a port (1 to 65535)")
     return int(text)
 
 

@@ -75,13 +75,13 @@ class Keys:
         return any(signed(token, signature, key) for key in self.accepted())
 
     def accept(self, line: bytes) -> None:
-        """Raises ValueError for what is no key."""
+        """Raises ValueError for what is not a key."""
         public_key(line)
         self._accepted.add(_key(line))
         self._changed.set()
 
     async def ask(self, line: bytes, every: float = 0.5) -> None:
-        """Returns when the key was accepted, however long that takes. Raises ValueError for what is no key."""
+        """Returns when the key was accepted, however long that takes. Raises ValueError for what is not a key."""
         public_key(line)
         key = _key(line)
         if key not in self.asked:

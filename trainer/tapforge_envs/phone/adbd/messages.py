@@ -1,7 +1,7 @@
 """adb's messages: 24 bytes of header, then the data. Pure, but for `read`.
 
 - A message that announces more data than was agreed is refused before any of it is read.
-- A header whose last word isn't the complement of its first is no message: the connection can't be read any further.
+- A header whose last word isn't the complement of its first is not a message: the connection can't be read any further.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 class BadMessage(Exception):
-    """What came is no message of the protocol; the connection ends."""
+    """What came is not a message of the protocol; the connection ends."""
 
 
 @dataclass(frozen=True, slots=True)
