@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-results/faults.json"))
     args = parser.parse_args()
     if args.phones % GROUP:
-        parser.error(f"--phones {args.phones} is no multiple of the group size {GROUP}")
+        parser.error(f"--phones {args.phones} is not a multiple of the group size {GROUP}")
     sick = tuple(sick_phones(args.phones, args.share, args.seed))
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)

@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-results/rollout.json"))
     args = parser.parse_args()
     if args.slots % GROUP:
-        parser.error(f"--slots {args.slots} is no multiple of the group size {GROUP}")
+        parser.error(f"--slots {args.slots} is not a multiple of the group size {GROUP}")
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
     found = kept if isinstance(kept, dict) else {}  # earlier versions wrote rows alone
     if args.only != "with-learner":

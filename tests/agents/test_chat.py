@@ -54,7 +54,7 @@ def test_templates_are_found_where_folders_have_them(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "part"),
     [
-        ("{% for %}", "is no chat template"),
+        ("{% for %}", "is not a chat template"),
         ("{{ raise_exception('no tools here') }}", "can't be rendered: no tools here"),
         ("{{ messages.nothing.more }}", "can't be rendered"),
         ("{{ ''.__class__.__mro__ }}", "can't be rendered"),
@@ -83,7 +83,7 @@ def test_a_template_that_wants_turns_to_alternate_is_refused_for_adapters_that_d
 
 def test_a_broken_json_file_is_named(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config.json is no JSON object"):
+    with pytest.raises(ValueError, match=r"tokenizer_config.json is not a JSON object"):
         make_agent("qwen3-vl", folder, **OPTIONS)
 
 

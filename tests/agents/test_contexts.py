@@ -160,7 +160,7 @@ def test_more_images_than_have_room_are_refused(made: Made) -> None:
     ("context", "part"),
     [
         ("hintz", "unknown context 'hintz'; did you mean 'hints'"),
-        ("not_a_function", "is no function"),
+        ("not_a_function", "is not a function"),
         ("lost", "can't be loaded: No module named 'someones_lost'"),
     ],
 )

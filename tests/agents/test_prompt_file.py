@@ -112,7 +112,7 @@ def test_neither_file_nor_variables_become_structure(made: Made) -> None:
     [
         ("{{ gaol }}", "names gaol; known are added, app, coordinates, goal, history, image"),
         ("{% block sytem %}{% endblock %}", "has blocks sytem; known are system, user"),
-        ("{% if %}", "is no Jinja template"),
+        ("{% if %}", "is not a Jinja template"),
         ("{% include 'x' %}", "can't be rendered"),
         ("{{ goal.__class__.__mro__ }}", "can't be rendered"),
         ("{{ screen.depth }}", "can't be rendered"),

@@ -87,7 +87,7 @@ def test_a_missing_or_broken_file_is_named(model_folder: Path, tmp_path: Path) -
     with pytest.raises(FileNotFoundError, match="tokenizer.json is missing"):
         Tokens.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer"):
+    with pytest.raises(ValueError, match="tokenizer.json is not a tokenizer"):
         Tokens.load(tmp_path)
 
 

@@ -36,7 +36,7 @@ bounds = st.tuples(st.integers(1, 40), st.integers(0, 400)).map(lambda pair: (pa
 def test_a_fitted_size_is_whole_within_bounds_and_stays(width: int, height: int, limits: tuple[int, int]) -> None:
     grid = VisionGrid(16, 2, *limits)
     if max(width, height) > 200 * min(width, height):
-        with pytest.raises(ValueError, match="no size of a screen"):
+        with pytest.raises(ValueError, match="not a size of a screen"):
             grid.fit(width, height)
         return
     w, h = grid.fit(width, height)
@@ -185,7 +185,7 @@ def test_pixels_that_do_not_unpack_are_a_fault(size: tuple[int, int]) -> None:
 
 
 def test_a_few_bytes_that_announce_a_huge_picture_are_a_fault() -> None:
-    with pytest.raises(EnvironmentFault, match="no screen"):
+    with pytest.raises(EnvironmentFault, match="not a screen"):
         fit_frame(_png_of((60_000, 60_000), zlib.compress(b"")), GRID)
 
 
@@ -263,7 +263,7 @@ def test_a_frame_under_another_frames_hash_is_a_fault(frame: Callable[..., Frame
 
 
 def test_the_shape_of_a_ribbon_is_a_fault(frame: Callable[..., Frame]) -> None:
-    with pytest.raises(EnvironmentFault, match="no size of a screen"):
+    with pytest.raises(EnvironmentFault, match="not a size of a screen"):
         fit_frame(frame(1, 500), GRID)
 
 
@@ -349,7 +349,7 @@ def test_missing_and_broken_settings_are_named(tmp_path: Path) -> None:
         VisionGrid.load(tmp_path)
     path = tmp_path / "preprocessor_config.json"
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"preprocessor_config\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json is not JSON"):
         VisionGrid.load(tmp_path)
     for missing in ("shortest_edge", "image_mean"):
         settings = {k: v for k, v in LARGE.items() if k != missing and (k != "size" or missing != "shortest_edge")}

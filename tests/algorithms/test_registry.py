@@ -225,7 +225,7 @@ def test_what_is_returned_is_checked(tmp_path, monkeypatch, what, said):
     ("entry_point", "source", "error"),
     [
         ("gigpo = their_estimator:f", "def f(steps): ...", "offered more than once"),
-        ("bad = their_estimator:f", "f = 3", "is no function"),
+        ("bad = their_estimator:f", "f = 3", "is not a function"),
     ],
 )
 def test_a_bad_offer_is_refused(tmp_path, monkeypatch, entry_point, source, error):

@@ -254,8 +254,8 @@ def test_a_broken_line_is_said_and_breaks_nothing(tmp_path):
         ({"steps": ".."}, "neither a number nor a range"),
         ({"steps": "nan"}, "not finite"),
         ({"sort": "e.id; drop table episodes"}, "episodes are sorted by"),
-        ({"stream.a\"b": "1"}, "no name of a reward stream"),
-        ({"offset": "-1"}, "no whole number"),
+        ({"stream.a\"b": "1"}, "not a name of a reward stream"),
+        ({"offset": "-1"}, "not a whole number"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_said(words, message):

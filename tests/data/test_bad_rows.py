@@ -84,12 +84,12 @@ def turned() -> bytes:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (bomb(8000), "8000x8000 pixels is no screen"),
+        (bomb(8000), "8000x8000 pixels is not a screen"),
         (bomb(64) + bytes(65 << 20), "64 MiB"),
         (turned(), "EXIF"),
-        (image(1)[:3000], "no whole image"),
-        (saved("RGB", "BMP"), "no image; PNG, JPEG and WebP"),
-        (saved("RGB", "EPS"), "no image; PNG, JPEG and WebP"),  # Pillow would start Ghostscript
+        (image(1)[:3000], "not a whole image"),
+        (saved("RGB", "BMP"), "not an image; PNG, JPEG and WebP"),
+        (saved("RGB", "EPS"), "not an image; PNG, JPEG and WebP"),  # Pillow would start Ghostscript
     ],
 )
 def test_what_no_screen_is_is_refused(data: bytes, why: str) -> None:
@@ -230,6 +230,6 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     pack.write_bytes(pack.read_bytes()[:20_000])
     for index in (data.folder / SCREENS).glob("*.index"):
         index.unlink()
-    with pytest.raises(DataError, match="no screen"):
+    with pytest.raises(DataError, match="not a screen"):
         export(data.folder, tmp_path / "out.parquet")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["set"]

@@ -88,7 +88,7 @@ def test_a_folder_that_was_cut_off_changed_or_not_finished_is_refused(demo_set: 
     data[600] ^= 255
     pack.write_bytes(data)
     damaged = DataFolder(folder)
-    with pytest.raises(DataError, match="damaged|no screen"):
+    with pytest.raises(DataError, match="damaged|not a screen"):
         for episode in damaged:
             for name in episode.screens:
                 damaged.screen(name)
@@ -200,7 +200,7 @@ def test_a_list_that_breaks_off_and_names_that_are_unknown(tmp_path: Path) -> No
         sources.read("agvis", tmp_path, {})
     with pytest.raises(DataError, match="did you mean 'images'"):
         sources.read("aguvis", tmp_path, {"image": "x"})
-    with pytest.raises(DataError, match="no folder of a run"):
+    with pytest.raises(DataError, match="not a folder of a run"):
         list(sources.read("recording", tmp_path, {}))
 
 

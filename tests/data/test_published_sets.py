@@ -198,7 +198,7 @@ def test_rico(tmp_path: Path) -> None:
     [whole] = made("rico", tmp_path / "filtered_traces", tmp_path / "whole", goals=str(goals))
     assert whole.task.goal == "Save the menu" and whole.outcome == "unknown"
     assert [step.action and step.action.type for step in whole.steps] == ["tap", "tap", "swipe", None]
-    for wrong, words in (('{"a": 3}', "JSON object of goals"), ("[", "is no JSON")):
+    for wrong, words in (('{"a": 3}', "JSON object of goals"), ("[", "is not JSON")):
         goals.write_text(wrong)
         with pytest.raises(DataError, match=words):
             made("rico", tmp_path / "filtered_traces", tmp_path / "none", goals=str(goals))

@@ -117,7 +117,7 @@ def test_deleted_episodes_go_with_their_screens_and_exports_made_anew_lack_them(
         ({"boxes": ["0,0,1"]}, "the box 0,0,1 is not LEFT,TOP,RIGHT,BOTTOM"),
         ({"boxes": ["0.5,0,0.1,1"]}, "the box 0.5,0,0.1,1: .*reversed"),
         ({"boxes": ["0,0,100,100"]}, "the box 0,0,100,100: "),
-        ({"texts": ["("]}, "is no regular expression"),
+        ({"texts": ["("]}, "is not a regular expression"),
         ({"texts": ["x*"]}, "is found in an empty text"),
         ({"deleted": ["none"]}, "has no episode none"),
         ({"texts": ["Ada"], "only": ["none"]}, "has no episode none"),

@@ -92,7 +92,7 @@ def test_object_storage_is_pinned_and_fetched_once(
     assert identity("/one/data-sets/mine") != identity("/other/data-sets/mine"), "a person's own folders"
 
     bucket.client.delete_object(Bucket=bucket.name, Key="sets/rest/data.json")
-    with pytest.raises(ConfigurationError, match=r"dataset\.heldOut: s3://.* lacks data\.json: it is no finished"):
+    with pytest.raises(ConfigurationError, match=r"dataset\.heldOut: s3://.* lacks data\.json: it is not a finished"):
         with_data(asked, tmp_path / "third-runs")
     (tmp_path / "runs" / "r" / PINNED).write_text("[")
     with pytest.raises(SetupError, match="can't be read .*: restore it, or delete it"):
@@ -140,7 +140,7 @@ def test_a_repository_of_hugging_face_is_pinned_to_its_commit(
     assert sum(fake.sent.values()) == sent, "what is there is not fetched again"
 
     shutil.rmtree(tmp_path / "runs")
-    others = {"datasets/maker/none": "has no such repository", "maker/steps": "is no data set of Hugging Face"}
+    others = {"datasets/maker/none": "has no such repository", "maker/steps": "is not a data set of Hugging Face"}
     for wrong, said in others.items():
         (tmp_path / "r.yaml").write_text(SPEC.replace("PLACE", f"hf://{wrong}"))
         refused = planned(tmp_path, endpoint)

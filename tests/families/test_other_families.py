@@ -55,9 +55,9 @@ def _config(name: str) -> ModelConfig:
     ("lines", "asked", "error", "words"),
     [
         (["qwen3_vl = their_family:FAMILY"], "qwen3_vl", ValueError, "more than once: .*tapforge's own"),
-        (["llava = their_family:FAMILY"], "llava", TypeError, "no Family 'llava'"),
+        (["llava = their_family:FAMILY"], "llava", TypeError, "not a Family 'llava'"),
         (["llava = their_family:SOURCE"], "llava", AttributeError, "SOURCE"),
-        (["their_vl = their_family:OURS"], "their_vl", TypeError, "no Family 'their_vl'"),
+        (["their_vl = their_family:OURS"], "their_vl", TypeError, "not a Family 'their_vl'"),
         (["their_vl = their_family:FAMILY"], "thier_vl", FolderError, "it trains qwen2_vl, .*, their_vl"),
     ],
 )

@@ -140,7 +140,7 @@ async def test_a_journal_that_is_none_is_named_and_stays(tmp_path, line):
     path = tmp_path / "tasks.jsonl"
     answers = path.with_name("tasks.jsonl.answers")
     answers.write_bytes(line + b"\n{")
-    with pytest.raises(TaskError, match=r"tasks\.jsonl\.answers:1 is no answer"):
+    with pytest.raises(TaskError, match=r"tasks\.jsonl\.answers:1 is not an answer"):
         await ran(path, ProposerServer("simulated-phone"), count=3)
     assert answers.read_bytes() == line + b"\n{"
 
@@ -199,7 +199,7 @@ async def test_a_screen_and_our_words_reach_a_model(tmp_path):
         ("{{ goal }} {{ form }}", "names goal"),
         ("Propose something. {{ form }}", "names none of count, data"),
         ("{{ count }}", "doesn't say the form"),
-        ("{{ count ", "no Jinja template"),
+        ("{{ count ", "not a Jinja template"),
     ],
 )
 def test_a_prompt_of_ones_own_that_can_not_be_used_is_refused(tmp_path, text, words):

@@ -187,7 +187,7 @@ async def test_answers_that_lie_about_their_form(answer: Any, words: str) -> Non
 async def test_broken_json_and_broken_connections() -> None:
     app = await _answering(lambda _: web.Response(text='{"choices": [', content_type="application/json"))
     async with serving(app) as url:
-        assert "the answer is no JSON" in await missing(url)
+        assert "the answer is not JSON" in await missing(url)
 
 
 async def test_a_model_that_copies_everything_it_sees_gives_no_score() -> None:
@@ -245,7 +245,7 @@ async def test_options_are_fields_of_the_request() -> None:
     images = [part["image_url"]["url"] for part in body["messages"][1]["content"] if part["type"] == "image_url"]
     assert len(images) == len(EPISODE.screens)
     assert all(image.startswith("data:image/png;base64,iVBOR") for image in images)
-    for name, value, words in (("n", "1", "can't be set"), ("x", "{", "no JSON")):
+    for name, value, words in (("n", "1", "can't be set"), ("x", "{", "not JSON")):
         with pytest.raises(JudgeError, match=words):
             judge_of(spec("http://127.0.0.1:1/v1", model={"options": [{"name": name, "value": value}]}), "task")
 

@@ -132,7 +132,7 @@ SCREENS = "{% for s in screens %}{{ s.image }}{% endfor %}"
         ("task", "{{ goal }}{{ form }}" + SCREENS + SCREENS, "shows 2 images of 1 screens"),
         ("task", "{{ goal }}{{ form }}{{ before.image }}" + SCREENS, "names before; known are"),
         ("task", "{{ goal }}{{ form }}{{ steps[0].thought }}" + SCREENS, "can't be rendered"),
-        ("task", "{{ goal }", "no Jinja template"),
+        ("task", "{{ goal }", "not a Jinja template"),
         ("task", "{{ goal }}{{ form }}{{ ''.__class__.__mro__ }}" + SCREENS, "can't be rendered"),
         ("task", "{% block users %}{% endblock %}{{ goal }}{{ form }}" + SCREENS, "has blocks users"),
         ("task", SYSTEM, "into the system message"),

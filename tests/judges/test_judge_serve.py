@@ -49,8 +49,8 @@ async def test_it_serves_until_it_is_stopped() -> None:
 def test_options_that_make_no_sense_are_refused() -> None:
     for options, words in (
         (["--retry-after", "1"], "--retry-after is about --status"),
-        (["--error-rate-of", "open"], "is no TEMPLATE=RATE"),
-        (["--error-rate-of", "open=nan"], "is no TEMPLATE=RATE"),
+        (["--error-rate-of", "open"], "is not TEMPLATE=RATE"),
+        (["--error-rate-of", "open=nan"], "is not TEMPLATE=RATE"),
     ):
         result = CliRunner().invoke(cli, ["judge", "serve", *options])
         assert result.exit_code == 2 and words in result.stderr

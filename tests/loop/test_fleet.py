@@ -86,7 +86,7 @@ async def test_a_folder_that_can_not_be_written_ends_nothing(tmp_path, caplog):
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"at": 1, "counts": {}, "phones": [1]}', '{"at": {}}'])
 def test_a_file_that_is_none_is_named(tmp_path, content):
     (tmp_path / PHONES).write_text(content)
-    with pytest.raises(FleetError, match="phones.json is no list of phones"):
+    with pytest.raises(FleetError, match="phones.json is not a list of phones"):
         read_fleet(tmp_path)
 
 

@@ -193,5 +193,5 @@ def test_servers_of_others_are_given_tasks_by_files_alone(tmp_path: Path) -> Non
     assert plan(spec, inspect(spec, tmp_path)).tasks == 2
     assert {(t.suite, t.threshold) for t in evaluation_tasks(spec).tasks} == {("mobileworld", 0.99)}
     listed.write_text("OpenFlightModeTask\ntwo words\n")
-    with pytest.raises(ConfigurationError, match=r"tasks.txt:2: 'two words' is no name of a task"):
+    with pytest.raises(ConfigurationError, match=r"tasks.txt:2: 'two words' is not a name of a task"):
         inspect(spec, tmp_path)

@@ -272,7 +272,7 @@ def test_speed_is_only_what_was_measured(tmp_path: Path) -> None:
             ("--set", "spec.algorithm.distillation.teacher.objectStorage.uri=s3://b/m"),
             "in its place, --set spec.algorithm.distillation.teacher=",
         ),
-        (("--set", "spec.model.lora.targets=[o_prj]"), "o_prj is no linear layer"),
+        (("--set", "spec.model.lora.targets=[o_prj]"), "o_prj is not a linear layer"),
     ],
 )
 def test_what_is_not_known_is_said(words: tuple[str, ...], said: str) -> None:

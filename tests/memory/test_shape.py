@@ -123,7 +123,7 @@ def test_what_is_missing_or_absurd_is_named() -> None:
         of_document(good)
     with pytest.raises(FolderError, match="llama"):
         of_document(good | {"model_type": "llama"})
-    with pytest.raises(FolderError, match="o_prj is no linear layer"):
+    with pytest.raises(FolderError, match="o_prj is not a linear layer"):
         of_document(published()["Qwen3-VL-8B"]).adapters(8, ("o_prj",))
 
 

@@ -125,4 +125,4 @@ def test_the_command_says_what_is_wrong(tmp_path):
         done = CliRunner().invoke(cli, ["env", "play", url, "--output", str(tmp_path / "new"), *words])
         assert done.exit_code in (1, 2) and said in done.output
     done = CliRunner().invoke(cli, ["env", "play", "ftp://x"])
-    assert done.exit_code == 2 and "no http(s) URL" in done.output
+    assert done.exit_code == 2 and "not an http(s) URL" in done.output

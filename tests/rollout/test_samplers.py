@@ -249,7 +249,7 @@ spec:
         ("{name: band, options: [{name: low, value: wide}]}", "should be a number, not 'wide'"),
         ("{name: stages}", "plan"),
         ("{name: stages, options: [{name: plan, value: '5: *=1'}]}", "first stage begins at update 5; .* begin at 0"),
-        ("{name: stages, options: [{name: plan, value: '0: open'}]}", "'open' is no TEMPLATE=WEIGHT"),
+        ("{name: stages, options: [{name: plan, value: '0: open'}]}", "'open' is not TEMPLATE=WEIGHT"),
         ("{name: stages, options: [{name: plan, value: '0: a=0'}]}", "gives no template a weight above 0"),
         ("{name: stages, options: [{name: plan, value: '0: *=1; 0: *=1'}]}", "write them in order"),
         ("{name: stages, options: [{name: plan, value: '*=1'}]}", "doesn't begin with an update and a colon"),

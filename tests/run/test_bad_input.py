@@ -232,7 +232,7 @@ def test_a_lora_target_that_the_model_does_not_have(house: House) -> None:
     for command in ("plan", "run"):
         said = house.type_run(source, "spec.model.lora={targets: [q_proj, up_prj]}", command=command)
         assert said.code == 2
-        assert "spec.model.lora.targets: up_prj is no linear layer" in said.words and "mean up_proj?" in said.words
+        assert "spec.model.lora.targets: up_prj is not a linear layer" in said.words and "mean up_proj?" in said.words
     assert not house.run.exists()
 
 
@@ -313,7 +313,7 @@ def test_a_full_disk_at_the_start(house: House) -> None:
         (
             ["agent", "show", "-f", "tiny.yaml", "--image", "tiny.yaml"],
             2,
-            "--image: tiny.yaml: is no PNG, JPEG or WebP",
+            "--image: tiny.yaml: is not a PNG, JPEG or WebP",
         ),
         (["env", "bench", "http://127.0.0.1:1", "--output", "no/x.json"], 2, "the folder no doesn't exist"),
         (["plan", "-f", "tiny.yaml", "--memory", "--measured", "nowhere"], 2, "--measured nowhere: "),

@@ -216,4 +216,4 @@ def test_a_broken_export_is_named_by_whoever_loads_it(trained: Run, tmp_path: Pa
     assert (failed.code, failed.left_behind) == (2, []), failed.said
     assert "Traceback" not in failed.err
     assert f"{copy.folder / 'export'}" in failed.err
-    assert "model.safetensors, which is no safetensors file" in failed.err
+    assert "model.safetensors, which is not a safetensors file" in failed.err

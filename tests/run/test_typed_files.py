@@ -203,7 +203,7 @@ def test_a_file_that_was_found_is_looked_for_nowhere_else(here: Path) -> None:
     (here / "tasks.csv").write_text("wifi,Turn Wi-Fi off.\n")
     words = ("tasks={file: tasks.csv}", "environment={protocol: adb, source: {urls: {list: [auto]}}}", "warmStart=null")
     code, said = typed("plan", "-f", "good.yaml", *(word for one in words for word in ("--set", f"spec.{one}")))
-    assert code == 2 and "tasks.csv:1: 'wifi,Turn Wi-Fi off.' is no JSON" in said and "rewards.verifier ignored" in said
+    assert code == 2 and "tasks.csv:1: 'wifi,Turn Wi-Fi off.' is not JSON" in said and "verifier ignored" in said
     assert "working directory" not in said
 
 

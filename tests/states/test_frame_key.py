@@ -93,5 +93,5 @@ def test_keys_are_the_same_on_every_machine():
 
 @pytest.mark.parametrize("text", ["", "AAAA", "no base64!", "A" * 40])
 def test_a_damaged_key_is_an_error(text):
-    with pytest.raises(ValueError, match="is no frame key"):
+    with pytest.raises(ValueError, match="is not a frame key"):
         FrameKey.of_text(text)

@@ -125,7 +125,7 @@ def test_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("uri", "writable", "words"),
     [
         ("s3://", False, "names no bucket"),
-        ("runs/x", False, "is no URI"),
+        ("runs/x", False, "is not a URI"),
         ("nobody://x/y", False, "no library here knows nobody://"),
         ("http://x/y", True, "conditional writes"),
         ("http://x/y", False, None),

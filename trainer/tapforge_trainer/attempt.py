@@ -34,7 +34,7 @@ class Attempt:
     seed: int
     #: slots on which this place broke before
     avoid: frozenset[str] = frozenset()
-    #: whether it may try a phone that broke others: it is played again if it breaks, and is no re-run that an update
+    #: whether it may try a phone that broke others: it is played again if it breaks, and is not a re-run that an update
     #: waits for
     spare: bool = False
     #: prefix of the groups that this session of the run began; groups of an earlier one have another

@@ -138,7 +138,7 @@ async def test_a_part_that_is_cut_short_later_is_named(fresh: Learner, store: tu
     bucket.client.put_object(Bucket=bucket.name, Key=key, Body=b"short")
     with pytest.raises(CheckpointError, match=r"update-00000001.*__0_0.distcp has 5 bytes instead of"):
         await checkpoints.load(fresh, place)
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         await checkpoints.load(fresh, place, written.path + "x")
 
 

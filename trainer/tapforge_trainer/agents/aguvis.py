@@ -95,7 +95,7 @@ def parse(text: str, plane: Plane) -> Action | ParseFailure:
     if code is None:
         return ParseFailure("no_action", "no line is code, such as pyautogui.click(x=0.5, y=0.5)")
     if "\ufffd" in code:
-        return ParseFailure("broken_block", "the code holds bytes that are no UTF-8")
+        return ParseFailure("broken_block", "the code holds bytes that are not UTF-8")
     try:
         actions = _function(code, plane) or actions_of(code, Scale())
     except ValidationError as error:
@@ -160,7 +160,7 @@ def _literal(name: str, node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{name} is no literal") from error
+        raise ValueError(f"{name} is not a literal") from error
 
 
 def _build(name: str, given: Mapping[str, Any], plane: Plane) -> Action:
@@ -179,7 +179,7 @@ def _build(name: str, given: Mapping[str, Any], plane: Plane) -> Action:
         case "mobile.wait":
             seconds = given["seconds"]
             if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-                raise ValueError(f"seconds {short(seconds)} is no number")
+                raise ValueError(f"seconds {short(seconds)} is not a number")
             return Wait(seconds=seconds)
         case "mobile.long_press":
             x, y = plane.place(given["x"], given["y"])
@@ -199,7 +199,7 @@ def _build(name: str, given: Mapping[str, Any], plane: Plane) -> Action:
 def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
-    raise ValueError(f"{name} {short(value)} is no text")
+    raise ValueError(f"{name} {short(value)} is not text")
 
 
 def write(action: Action, plane: Plane) -> str:

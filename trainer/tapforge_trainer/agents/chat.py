@@ -97,7 +97,7 @@ class ChatTemplate:
                 try:
                     found = json.loads(text).get("chat_template")
                 except (ValueError, AttributeError) as error:
-                    raise ValueError(f"{path} is no JSON object: {error}") from error
+                    raise ValueError(f"{path} is not a JSON object: {error}") from error
                 if isinstance(found, list):  # several by name
                     found = next((one.get("template") for one in found if one.get("name") == "default"), None)
                 if not isinstance(found, str):
@@ -281,4 +281,4 @@ def _compile(template: ChatTemplate) -> Any:
     try:
         return compiled(template.text)
     except jinja2.TemplateError as error:
-        raise ValueError(f"{template.origin} is no chat template: {error}; {_REMEDY}") from error
+        raise ValueError(f"{template.origin} is not a chat template: {error}; {_REMEDY}") from error

@@ -124,12 +124,12 @@ def _scroll(given: Arguments, positive: Literal["up", "right"], negative: Litera
 def keys_action(value: object) -> Action:
     """One key, or several together, of a list of names. Raises ValueError."""
     if not isinstance(value, list) or not 1 <= len(value) <= 8:
-        raise ValueError(f"keys {short(value)} are no list of 1 to 8 names")
+        raise ValueError(f"keys {short(value)} are not a list of 1 to 8 names")
     names = []
     for one in value:
         name = key_name(one) if isinstance(one, str) else None
         if name is None:
-            raise ValueError(f"keys holds {short(one)}, which is no key")
+            raise ValueError(f"keys holds {short(one)}, which is not a key")
         names.append(name)
     if len(names) > 1:
         return Hotkey(keys=tuple(names))

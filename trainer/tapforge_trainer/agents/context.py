@@ -48,7 +48,7 @@ def context_names() -> tuple[str, ...]:
 
 def context_of(name: str) -> Context:
     """Raises ContextError for an unknown name, with the nearest one, for one that is offered twice, and for an entry
-    point that can't be imported or is no function."""
+    point that can't be imported or is not a function."""
     try:
         point = plugins.find(ENTRY_POINTS, name)
     except ValueError as error:
@@ -59,7 +59,7 @@ def context_of(name: str) -> Context:
         except Exception as error:  # whatever other people's modules raise when they are imported
             raise ContextError(f"the context {name!r} ({point.value}) can't be loaded: {error}") from error
         if not callable(found):
-            raise ContextError(f"the context {name!r} ({point.value}) is no function")
+            raise ContextError(f"the context {name!r} ({point.value}) is not a function")
         return found
     known = context_names()
     near = get_close_matches(name, known, n=1, cutoff=0.4)

@@ -62,7 +62,7 @@ class Dialect:
     parse: Callable[[str, Plane], Action | ParseFailure]
     #: the canonical answer. Raises ValueError for an action that the family has no word for
     write: Callable[[Action, Plane], str]
-    #: schema of the family's tool; None: its answers are no tool calls
+    #: schema of the family's tool; None: its answers are not tool calls
     schema: Callable[[Plane], dict] | None = None
     #: the same for the chat template's `tools`, where it doesn't depend on the image
     tool: dict | None = None

@@ -56,7 +56,7 @@ def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from error
+            raise ValueError(f"{path} is not JSON: {error}") from error
         if name == COMMON:
             found = found.get("image_processor")
         if found is not None:

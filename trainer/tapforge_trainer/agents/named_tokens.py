@@ -39,7 +39,7 @@ def _object(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON object: {error}") from error
+        raise ValueError(f"{path} is not a JSON object: {error}") from error
     if not isinstance(found, Mapping):
         raise ValueError(f"{path} is {type(found).__name__}, no JSON object")
     return found

@@ -8,7 +8,7 @@ Promises:
   after the last </thinking>, and a call in the conclusion is one too many.
 - Everything else is a `ParseFailure` that names what is wrong: never an exception, never another action.
 - The block holds one JSON object and nothing else. Duplicate keys, NaN, Infinity, unknown names, missing or extra
-  fields are failures; so is text after the block, and so are bytes that were no UTF-8 (they decode to U+FFFD).
+  fields are failures; so is text after the block, and so are bytes that were not UTF-8 (they decode to U+FFFD).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CONCLUSION_OPEN, _CONCLUSION_CLOSE = "<conclusion>", "</conclusion>"
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """An answer that is no action. `kind` is for counting, `detail` for people."""
+    """An answer that is not an action. `kind` is for counting, `detail` for people."""
 
     kind: FailureKind
     detail: str
@@ -71,7 +71,7 @@ def parse_call(text: str, tool: Tool, plane: Plane) -> Action | ParseFailure:
     if after and not after.isspace():
         return ParseFailure("broken_block", f"{len(after.strip())} characters of text after {_CLOSE}")
     if "\ufffd" in block:
-        return ParseFailure("broken_block", "the tool call holds bytes that are no UTF-8")
+        return ParseFailure("broken_block", "the tool call holds bytes that are not UTF-8")
     return _parse_block(block, tool, plane)
 
 
@@ -147,7 +147,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

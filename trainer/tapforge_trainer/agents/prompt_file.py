@@ -32,7 +32,7 @@ VARIABLES: Final = {
     "step": "number of this step, from 1",
     "history": "all earlier steps: number, text (the model's answer), understood",
     "steps": "those of them that are not shown as turns of their own",
-    "tools": "list of the tool's schema; empty for adapters whose answers are no tool calls",
+    "tools": "list of the tool's schema; empty for adapters whose answers are not tool calls",
     "screen": "the screen as the model sees it: screen.width and screen.height, pixels",
     "coordinates": "what the numbers of a place may be, in words",
     "app": 'the app in front, "" where the environment does not say',
@@ -88,7 +88,7 @@ class PromptFile:
         except (OSError, UnicodeDecodeError) as error:
             raise PromptFileError(f"the prompt file {path} can't be read: {error}") from error
         except jinja2.TemplateError as error:
-            raise PromptFileError(f"the prompt file {path} is no Jinja template: {error}") from error
+            raise PromptFileError(f"the prompt file {path} is not a Jinja template: {error}") from error
         if unknown := sorted(self.used - self._names):
             listed = ", ".join(sorted(self._names))
             raise PromptFileError(f"the prompt file {path} names {', '.join(unknown)}; known are {listed}")

@@ -203,7 +203,7 @@ def model_type(model_folder: Path) -> str:
     try:
         return str(json.loads(path.read_text(encoding="utf-8")).get("model_type", ""))
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is no JSON object: {error}") from error
+        raise ValueError(f"{path} is not a JSON object: {error}") from error
 
 
 def _qwen3vl(folder: Path) -> Dialect:

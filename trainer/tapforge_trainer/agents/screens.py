@@ -52,7 +52,7 @@ def decode_screen(frame: Frame) -> Pixels:
         raise EnvironmentFault(f"{what} is not what its hash names")
     large = frame.width * frame.height >= LARGE
     if frame.width * frame.height > _MOST_PIXELS:
-        raise EnvironmentFault(f"{what}: {frame.width}x{frame.height} pixels are no screen")
+        raise EnvironmentFault(f"{what}: {frame.width}x{frame.height} pixels are not a screen")
     if frame.data.startswith(_PNG_SIGNATURE):
         header, pixels = _png_parts(frame.data, what)
         width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)

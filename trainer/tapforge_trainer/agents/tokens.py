@@ -82,7 +82,7 @@ class Tokens:
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"{path} is no tokenizer: {error}") from error
+            raise ValueError(f"{path} is not a tokenizer: {error}") from error
         return Tokens(tokenizer, str(path), sayable=sayable, stop=stop, named=named_tokens(model_folder))
 
     def encode(self, text: str) -> tuple[int, ...]:

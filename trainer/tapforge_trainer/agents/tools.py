@@ -61,7 +61,7 @@ class Arguments:
         value = self.values[field]
         if is_number(value) and low <= value <= high:
             return float(value)
-        raise ValueError(f"{field} {short(value)} is no number from {low:g} to {high:g}")
+        raise ValueError(f"{field} {short(value)} is not a number from {low:g} to {high:g}")
 
     def flag(self, field: str) -> bool:
         """1 or 0; a field that is missing is 0."""
@@ -74,7 +74,7 @@ class Arguments:
         value = self.values[field]
         if isinstance(value, str):
             return value
-        raise ValueError(f"{field} {short(value)} is no string")
+        raise ValueError(f"{field} {short(value)} is not a string")
 
     def choice(self, field: str, known: Mapping[str, T]) -> T:
         value = self.values[field]

@@ -103,7 +103,7 @@ class _Given:
         found = _PLACE.fullmatch(text.strip())
         numbers = [float(n) for n in re.findall(_NUMBER, next(g for g in found.groups() if g))] if found else []
         if len(numbers) not in (2, 4):
-            raise ValueError(f"{name} {short(self.values[name])} is no place such as (x,y)")
+            raise ValueError(f"{name} {short(self.values[name])} is not a place such as (x,y)")
         x, y = self.plane.place(_tidy(numbers[0]), _tidy(numbers[1]), name)
         if len(numbers) == 4:
             x2, y2 = self.plane.place(_tidy(numbers[2]), _tidy(numbers[3]), name)
@@ -234,10 +234,10 @@ def parse(text: str, plane: Plane, calls: Mapping[str, _Call]) -> Action | Parse
     else:
         return ParseFailure("no_action", 'no line begins with "Action:"')
     if "\ufffd" in call:
-        return ParseFailure("broken_block", "the action holds bytes that are no UTF-8")
+        return ParseFailure("broken_block", "the action holds bytes that are not UTF-8")
     found = _CALL.fullmatch(call)
     if found is None:
-        return ParseFailure("shape", f"{short(call)} is no call such as click({_PLACE_SHOWN})")
+        return ParseFailure("shape", f"{short(call)} is not a call such as click({_PLACE_SHOWN})")
     name, inside = found.groups()
     if name not in calls:
         return ParseFailure("action", f"unknown action {short(name)}; known are {', '.join(calls)}")
@@ -276,7 +276,7 @@ def _parameters(inside: str) -> dict[str, str]:
     while at < len(inside):
         found = _PAIR.match(inside, at)
         if found is None:
-            raise ValueError(f"{short(inside[at:])} are no parameters such as name='value'")
+            raise ValueError(f"{short(inside[at:])} are not parameters such as name='value'")
         name = _PARAMETERS.get(found[1], found[1])
         if name in given:
             raise ValueError(f"the parameter {name} comes twice")

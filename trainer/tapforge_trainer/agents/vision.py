@@ -37,7 +37,7 @@ class VisionGrid:
 
     def __post_init__(self) -> None:
         if self.patch < 1 or self.merge < 1 or not 1 <= self.min_tokens <= self.max_tokens:
-            raise ValueError(f"{self} is no vision grid: patch, merge and 1 <= min_tokens <= max_tokens are needed")
+            raise ValueError(f"{self} is not a vision grid: patch, merge and 1 <= min_tokens <= max_tokens are needed")
 
     @property
     def cell(self) -> int:
@@ -97,7 +97,7 @@ class VisionGrid:
     def fit(self, width: int, height: int) -> tuple[int, int]:
         """The size that an image of this size is resized to: itself if it is already right."""
         if width < 1 or height < 1 or max(width, height) > _MAX_ASPECT * min(width, height):
-            raise ValueError(f"{width}x{height} is no size of a screen")
+            raise ValueError(f"{width}x{height} is not a size of a screen")
         cell = self.cell
         columns, rows = round(width / cell), round(height / cell)
         if columns * rows > self.max_tokens:

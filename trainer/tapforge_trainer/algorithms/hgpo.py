@@ -8,7 +8,7 @@ a step in a state that no other step saw has 0.
 `form` says what levels are and how they are added; published numbers come from `code`, the default:
 - `code` (the authors' recipe): levels k = 1 .. history + 1 compare the last k states, the step's own included; a step
   at index t has levels up to t + 1. A = sum(w a) / (sum(w) + epsilon) with w = (k + 1)^alpha, over the levels that the
-  step has: cells of one are no level.
+  step has: cells of one are not levels.
 - `paper` (section 4.2): levels k = 0 .. history compare the step's state and the k before it, fewer at the start.
   A = sum(w a) / sum(w) with w = (k + 1)^alpha over all levels: a cell of one adds 0 and keeps its weight.
 Weights of history 2 and alpha 1 are 2, 3, 4 by code and 1, 2, 3 by paper.

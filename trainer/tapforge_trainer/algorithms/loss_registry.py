@@ -69,7 +69,7 @@ def loss_options(name: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def loss(name: str, options: Mapping[str, Any]) -> Loss:
-    """Raises UnknownName, ValueError for an option's value that makes no sense, and TypeError for what is no loss."""
+    """Raises UnknownName, ValueError for a senseless value of an option, and TypeError for anything but a loss."""
     kind = _kind(name)
     check_options(name, kind, options)
     try:
@@ -89,5 +89,5 @@ def _kind(name: str) -> Callable[..., Loss]:
         raise unknown("loss", name, names())
     found = point.load()
     if not callable(found):
-        raise TypeError(f"the entry point {point.value!r} of the loss {name!r} is no class: {found!r}")
+        raise TypeError(f"the entry point {point.value!r} of the loss {name!r} is not a class: {found!r}")
     return found

@@ -81,7 +81,7 @@ def estimator(name: str) -> Estimator:
         raise unknown("estimator", name, names())
     found = point.load()
     if not callable(found):
-        raise TypeError(f"the entry point {point.value!r} of the estimator {name!r} is no function: {found!r}")
+        raise TypeError(f"the entry point {point.value!r} of the estimator {name!r} is not a function: {found!r}")
     return found
 
 
@@ -105,7 +105,7 @@ def options_of(name: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 def estimate(name: str, steps: Steps, /, **options: Any) -> Advantages:
     """Runs the named estimator and checks what it returns, which becomes arrays. Raises ValueError for anything but
-    `Advantages` with one entry per step, and NotFinite for one that is no finite number."""
+    `Advantages` with one entry per step, and NotFinite for one that is not a finite number."""
     function = estimator(name)
     check_options(name, function, options)
     result = function(steps, **options)
@@ -130,7 +130,7 @@ def estimate(name: str, steps: Steps, /, **options: Any) -> Advantages:
 
 
 class NotFinite(ValueError):
-    """An estimator gave a step something that is no finite number."""
+    """An estimator gave a step something that is not a finite number."""
 
     def __init__(self, name: str, part: str, value: float, step: int, steps: Steps):
         what = "" if part == "total" else f" as {part}"

@@ -138,7 +138,7 @@ def _screens(image: Path | None, width: int, height: int, step: int) -> list[Obs
                 size = opened.size
                 kind = Image.MIME.get(opened.format or "", "image/png")
         except OSError as error:
-            why = "is no PNG, JPEG or WebP" if isinstance(error, UnidentifiedImageError) else error.strerror
+            why = "is not a PNG, JPEG or WebP" if isinstance(error, UnidentifiedImageError) else error.strerror
             raise ValueError(f"--image: {image}: {why}") from error
         return [Observation(Frame.of(data, *size, kind))] * step
     from tapforge_envs.phone import catalog

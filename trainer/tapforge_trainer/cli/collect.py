@@ -23,7 +23,7 @@ class _Option(click.ParamType):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         name, equals, given = str(value).partition("=")
         if not (name and equals):
-            self.fail(f"{value!r} is no NAME=VALUE, as in top_p=0.9", param, ctx)
+            self.fail(f"{value!r} is not NAME=VALUE, as in top_p=0.9", param, ctx)
         return name, given
 
 

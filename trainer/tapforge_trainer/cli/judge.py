@@ -33,7 +33,7 @@ class _TemplateRate(click.ParamType):
         with contextlib.suppress(ValueError):
             if template and 0 <= float(rate) <= 1:
                 return template, float(rate)
-        return self.fail(f"{value!r} is no TEMPLATE=RATE with a rate from 0 to 1, as in switch=0.3", param, ctx)
+        return self.fail(f"{value!r} is not TEMPLATE=RATE with a rate from 0 to 1, as in switch=0.3", param, ctx)
 
 
 @judge.command()

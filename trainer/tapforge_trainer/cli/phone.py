@@ -23,7 +23,7 @@ class Port(click.ParamType):
         if text == "off":
             return None
         if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 65536):
-            self.fail(f"{text!r} is no port: 1 to 65535, 0 for a free one, or off", param, ctx)
+            self.fail(f"{text!r} is not a port: 1 to 65535, 0 for a free one, or off", param, ctx)
         return int(text)
 
 

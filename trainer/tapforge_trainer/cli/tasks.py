@@ -35,7 +35,7 @@ class _Regimes(click.ParamType):
         known = ("instances", "templates", "apps")
         names = tuple(dict.fromkeys(name.strip() for name in str(value).split(",")))
         if unknown := [name for name in names if name not in known]:
-            self.fail(f"{unknown[0]!r} is no regime; known are {', '.join(known)}", param, ctx)
+            self.fail(f"{unknown[0]!r} is not a regime; known are {', '.join(known)}", param, ctx)
         return names
 
 

@@ -20,7 +20,7 @@ _AFTER: Final = 1.5
 @contextmanager
 def saying(what: str, after: float = _AFTER, *, always: bool = False) -> Iterator[None]:
     """Says `what` is being waited for, once, when the block takes longer than `after` seconds. `always`: also where
-    stderr is no terminal."""
+    stderr is not a terminal."""
     if not (always or sys.stderr.isatty()):
         yield
         return

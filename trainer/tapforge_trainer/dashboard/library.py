@@ -26,7 +26,7 @@ class Library:
     """Named by folder; two folders of one name get numbers. `work` belongs to one thread of its own."""
 
     def __init__(self, folders: Sequence[Path]):
-        """Raises ConfigurationError for a folder that is no run's and holds none."""
+        """Raises ConfigurationError for a folder that is not a run's and holds none."""
         self._alone = [folder for folder in folders if (folder / SPEC).is_file()]
         self._parents = [folder for folder in folders if folder not in self._alone]
         for folder in self._parents:

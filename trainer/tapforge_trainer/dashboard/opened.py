@@ -42,7 +42,7 @@ _SIZES: Final = 20_000
 
 class OpenRun:
     def __init__(self, folder: Path):
-        """Raises ConfigurationError for a folder that is no run's."""
+        """Raises ConfigurationError for a folder that is not a run's."""
         self.folder = folder
         self.run = run_of(folder)
         self._events, self._lock = RunEvents(folder), threading.RLock()

@@ -89,7 +89,7 @@ def read(words: Iterable[tuple[str, str]]) -> Query:
             _between(query, NUMBERS[name], name, value)
         elif name.startswith(_STREAM):
             if not _NAMES.fullmatch(stream := name.removeprefix(_STREAM)):
-                raise BadQuery(f"{name!r} is no name of a reward stream")
+                raise BadQuery(f"{name!r} is not a name of a reward stream")
             query.values.append(f'$."{stream}"')
             _between(query, "json_extract(e.streams, ?)", name, value)
         elif name == "q":
@@ -143,7 +143,7 @@ def _number(name: str, text: str) -> float:
 
 def _whole(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise BadQuery(f"{name}={text[:40]!r} is no whole number from 0 on")
+        raise BadQuery(f"{name}={text[:40]!r} is not a whole number from 0 on")
     return int(text)
 
 

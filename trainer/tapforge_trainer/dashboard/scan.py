@@ -41,7 +41,7 @@ class EpisodeRow:
     steps: int
     #: of all answers
     tokens: int
-    #: answers that were no action
+    #: answers that were not actions
     parse_errors: int
     #: what the environment gave, over all steps
     environment: float

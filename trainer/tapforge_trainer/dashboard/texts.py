@@ -74,7 +74,7 @@ class Texts:
         except ImportError:
             self.why = "the package tokenizers is not installed: tokens are shown as their ids"
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-            self.why = f"{path} is no tokenizer: {error}"
+            self.why = f"{path} is not a tokenizer: {error}"
 
     def _folders(self) -> list[Path]:
         source = self._run.spec.model.source

@@ -43,7 +43,7 @@ class DataAppender:
         self._screens = PackWriter(folder / SCREENS)
 
     def screen(self, data: bytes) -> str:
-        """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are no image."""
+        """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are not an image."""
         name = hashlib.sha256(data).hexdigest()
         if not self._screens.knows(name):
             self._screens.put(name, data, ending_of(data))

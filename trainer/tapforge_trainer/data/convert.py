@@ -24,7 +24,7 @@ from tapforge_envs.protocol import Action, Task
 from .episodes import Box, DataError, Episode, Outcome, Provenance, Step, wrong
 from .folder import DataWriter, Rejected
 
-#: no convention has such numbers; larger integers are no float, and NaN is not below it
+#: no convention has such numbers; larger integers are not floats, and NaN is not below it
 _FAR: Final = 1e9
 
 

@@ -54,7 +54,7 @@ class Step(_Record):
     #: the UI tree, as the environment or the data set writes it
     ui_tree: str = ""
     app: str | None = None
-    #: in words, also where it is no action
+    #: in words, also where it is not an action
     answer: str | None = None
     #: of the answer, by the tokenizer of the model that gave it
     ids: tuple[int, ...] = ()

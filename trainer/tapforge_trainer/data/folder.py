@@ -97,7 +97,7 @@ class DataWriter:
             self._lines.close()
 
     def screen(self, data: bytes) -> str:
-        """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are no image."""
+        """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are not an image."""
         name = hashlib.sha256(data).hexdigest()
         if not self._screens.knows(name):
             self._screens.put(name, data, ending_of(data))
@@ -136,12 +136,12 @@ class DataFolder:
         try:
             about = json.loads((folder / ABOUT).read_text())
         except FileNotFoundError:
-            why = f"{folder} has no {ABOUT}: it is no data set, or wasn't finished; convert it again"
+            why = f"{folder} has no {ABOUT}: it is not a data set, or wasn't finished; convert it again"
             raise DataError(why) from None
         except (OSError, ValueError) as error:
             raise DataError(f"{folder / ABOUT} can't be read: {error}") from error
         if not isinstance(about, dict) or not isinstance(about.get("rejected"), dict):
-            raise DataError(f"{folder / ABOUT} doesn't say what was rejected, so it is no data set's")
+            raise DataError(f"{folder / ABOUT} doesn't say what was rejected, so it is not a data set's")
         self.about: dict[str, Any] = about
         if about.get("version") != VERSION:
             raise DataError(f"{folder} has version {about.get('version')} of the format; this release reads {VERSION}")

@@ -44,37 +44,37 @@ def image_at(folder: Path, name: str) -> bytes:
 
 
 def ending_of(data: bytes) -> str:
-    """png, jpg or webp. Raises DataError for what is no whole image, or none that a screen can be."""
+    """png, jpg or webp. Raises DataError for what is not a whole image, or none that a screen can be."""
     with _opened(data) as image:
         try:
             image.load()
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         except Exception as error:  # whatever a decoder says about broken bytes
-            raise DataError(f"{len(data)} bytes are no whole image: {str(error)[:120]}") from error
+            raise DataError(f"{len(data)} bytes are not a whole image: {str(error)[:120]}") from error
         if turned:
             raise DataError("an image that its EXIF data turns, so its coordinates have two readings; turn its pixels")
         return _ENDINGS[image.format or ""]
 
 
 def plane_of(data: bytes, coordinates: Coordinates) -> Plane:
-    """Raises DataError for bytes that are no image."""
+    """Raises DataError for bytes that are not an image."""
     with _opened(data) as image:
         return Plane(coordinates, *image.size)
 
 
 def _opened(data: bytes) -> Image.Image:
     if len(data) > MAX_BYTES:
-        raise DataError(f"an image of more than {MAX_BYTES >> 20} MiB is no screen")
+        raise DataError(f"an image of more than {MAX_BYTES >> 20} MiB is not a screen")
     try:
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
             image = Image.open(io.BytesIO(data), formats=tuple(_ENDINGS))
     except UnidentifiedImageError:
-        raise DataError(f"{len(data)} bytes are no image; PNG, JPEG and WebP are read") from None
+        raise DataError(f"{len(data)} bytes are not an image; PNG, JPEG and WebP are read") from None
     except Exception as error:  # whatever a decoder says about broken bytes
-        raise DataError(f"{len(data)} bytes are no image: {str(error)[:120]}") from error
+        raise DataError(f"{len(data)} bytes are not an image: {str(error)[:120]}") from error
     width, height = image.size
     if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
         raise DataError(
-            f"an image of {width}x{height} pixels is no screen: at most {MAX_SIDE} a side, {MAX_PIXELS:,} in all"
+            f"an image of {width}x{height} pixels is not a screen: at most {MAX_SIDE} a side, {MAX_PIXELS:,} in all"
         )
     return image

@@ -67,7 +67,7 @@ class RecordedSteps:
     def recorded(self, task: Task) -> _Recorded:
         """Raises EnvironmentFault."""
         if task.suite not in self._folders:
-            raise UnknownTask(f"{task.key} is no step of a data set")
+            raise UnknownTask(f"{task.key} is not a step of a data set")
         try:
             return self._read(task.suite, *step_of(task))
         except DataError as error:
@@ -115,7 +115,7 @@ class RecordedStep:
         if self._task is None:
             raise EnvironmentFault(f"{self._slot}: a step came before a reset")
         found = self._steps.recorded(self._task)
-        assert found.step.action is not None, "steps without an action are no tasks"
+        assert found.step.action is not None, "steps without an action are not tasks"
         frame = found.observation.frame
         size = frame.width, frame.height
         self._compared = compare(action, found.step.action, size, self._steps.reward, found.step.target)

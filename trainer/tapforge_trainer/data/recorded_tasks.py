@@ -52,7 +52,7 @@ class RecordedTasks:
 def task_of(suite: str, episode: Episode, number: int, step: int) -> Task:
     """Whether the end of a task is right is the recorded action's to say: `feasible` is not known."""
     action = episode.steps[step].action
-    assert action is not None, "steps without an action are no tasks"
+    assert action is not None, "steps without an action are not tasks"
     params = {"episode": str(number), "step": str(step)}
     return Task(suite=suite, template=action.type, params=params, goal=episode.asked, max_steps=1, feasible=None)
 

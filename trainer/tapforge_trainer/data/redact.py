@@ -81,7 +81,7 @@ def rules_of(
     try:
         patterns = tuple(re.compile(text) for text in texts)
     except re.error as error:
-        raise DataError(f"{error.pattern!r} is no regular expression: {error}") from error
+        raise DataError(f"{error.pattern!r} is not a regular expression: {error}") from error
     if empty := [text for text, pattern in zip(texts, patterns, strict=True) if pattern.search("")]:
         raise DataError(f"the regular expression {empty[0]!r} is found in an empty text; make it narrower")
     return Rules(tuple(made), patterns, frozenset(deleted), frozenset(only) or None)

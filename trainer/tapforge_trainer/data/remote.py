@@ -91,7 +91,7 @@ def _named(ref: ModelRef) -> tuple[str, str, str]:
     found = _HUB.fullmatch(ref.place)
     if found is None:
         raise ModelRefused(
-            f"{ref.shown} is no data set of Hugging Face: write hf://datasets/OWNER/NAME@REVISION/FOLDER"
+            f"{ref.shown} is not a data set of Hugging Face: write hf://datasets/OWNER/NAME@REVISION/FOLDER"
         )
     return found[1], found[2] or "main", found[3] or ""
 
@@ -100,6 +100,6 @@ def _complete(ref: ModelRef) -> ModelRef:
     names = {file.name for file in ref.files}
     if missing := sorted({ABOUT, EPISODES} - names):
         raise ModelRefused(
-            f"{ref.shown} lacks {', '.join(missing)}: it is no finished folder of `tapforge data`, or there is nothing"
+            f"{ref.shown} lacks {', '.join(missing)}: it is not a finished `tapforge data` folder, or nothing is there"
         )
     return ref

@@ -32,7 +32,7 @@ CONVENTIONS: Final[dict[str, Coordinates]] = {
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, value) of JSON Lines, or of one JSON list; what is no JSON, no UTF-8 or too long comes as a DataError.
+    """(place, value) of JSON Lines, or of one JSON list; what is not JSON, not UTF-8 or too long comes as a DataError.
     Raises DataError for a file that can't be read, or a list that breaks off."""
     try:
         with path.open("rb") as file:
@@ -104,7 +104,7 @@ def _listed(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, row); a row with a text that is no UTF-8 comes as a DataError. Raises DataError for a file that can't be
+    """(place, row); a row with a text that is not UTF-8 comes as a DataError. Raises DataError for a file that can't be
     read."""
     import pyarrow
     import pyarrow.parquet

@@ -45,7 +45,7 @@ def _records(file: BinaryIO, path: Path) -> Iterator[bytes]:
     while head := file.read(12):
         length = int.from_bytes(head[:8], "little")
         if len(head) < 12 or length > _LONGEST:
-            raise DataError(f"{path} is no TFRecord file, or is cut off")
+            raise DataError(f"{path} is not a TFRecord file, or is cut off")
         data = file.read(length + 4)
         if len(data) < length + 4:
             raise DataError(f"{path} is cut off in the middle of a record")

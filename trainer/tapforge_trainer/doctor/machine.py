@@ -217,7 +217,7 @@ def _ask_hub(repository: str, revision: str) -> Hub:
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     request = Request(f"{endpoint}/api/models/{repository}/revision/{revision}", method="HEAD")
     if not endpoint.startswith(("https://", "http://")):
-        return Hub(endpoint, None, "HF_ENDPOINT is no http(s) address")
+        return Hub(endpoint, None, "HF_ENDPOINT is not an http(s) address")
     token = get_token()
     if token:
         request.add_header("Authorization", f"Bearer {token}")

@@ -10,7 +10,7 @@
   that the run can show.
 - Logits are fp32 in every number format, as the learner's are (`learner/head.py`): two heads that round theirs to bf16
   differ more by that than by everything before them.
-- Every row of the output layer that is no allowed token is banned, those beyond the tokenizer's vocabulary as well.
+- Every row of the output layer that is not an allowed token is banned, those beyond the tokenizer's vocabulary as well.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class FittedFrame:
         return FittedFrame(name_of(pixels), encode(pixels), width, height)
 
     def pixels(self) -> Pixels:
-        """Decoded. Raises FrameError for bytes that are no image or of another size than announced."""
+        """Decoded. Raises FrameError for bytes that are not an image or of another size than announced."""
         pixels = decode(self.data, self.name)
         if pixels.shape[:2] != (self.height, self.width):
             raise FrameError(
@@ -92,7 +92,7 @@ def encode(pixels: Pixels) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Pixels:
-    """The pixels of a frame of this name, read only. Raises FrameError for bytes that are no image."""
+    """The pixels of a frame of this name, read only. Raises FrameError for bytes that are not an image."""
     import numpy as np
 
     try:
@@ -147,7 +147,7 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def checked(name: str, data: bytes) -> FittedFrame:
-    """The frame that these bytes hold. Raises FrameError if they are no image or not the one of this name."""
+    """The frame that these bytes hold. Raises FrameError if they are not an image or not the one of this name."""
     pixels = decode(data, name)
     height, width, _ = pixels.shape
     if name != name_of(pixels) and name != hashlib.sha256(data).hexdigest():

@@ -80,7 +80,7 @@ class Asker:
                 entry = _Entry.model_validate_json(line)
             except ValidationError as error:
                 why = error.errors(include_url=False)[0]["msg"]
-                raise ValueError(f"{self._path}:{number} is no answer that was kept: {why}; remove it") from error
+                raise ValueError(f"{self._path}:{number} is not an answer that was kept: {why}; remove it") from error
             self._answers[entry.key] = entry.texts
             self.requests += 1
             self.tokens += entry.tokens

@@ -248,7 +248,7 @@ class Generator:
         """The goal in one line. Raises _NotTaken for one that can't be read, or that is there."""
         goal = " ".join(words.split())
         if not _SHORTEST <= len(goal) <= _LONGEST or not goal.isprintable():
-            raise _NotTaken(f"its goal is no text of {_SHORTEST} to {_LONGEST} characters")
+            raise _NotTaken(f"its goal is not a text of {_SHORTEST} to {_LONGEST} characters")
         if (found := self._others.same(goal)) is not None:
             raise _NotTaken(f"it is in an evaluation set, by {found[0]} ({found[1]})")
         if (found := self._there.same(goal)) is not None:

@@ -57,7 +57,7 @@ class Prompts:
 
     def __init__(self, folder: Path | None = None, simulated: bool = False):
         if folder is not None and not folder.is_dir():
-            raise PromptError(f"{folder} is no folder; it holds propose.jinja, rewrite.jinja and check.jinja")
+            raise PromptError(f"{folder} is not a folder; it holds propose.jinja, rewrite.jinja and check.jinja")
         texts = {kind: source(kind, folder, simulated) for kind in KINDS}
         self._templates = {kind: _compiled(kind, text) for kind, text in texts.items()}
         #: of all three
@@ -89,7 +89,7 @@ def _compiled(kind: Kind, text: str) -> Any:
         used = meta.find_undeclared_variables(environment.parse(text))
         template = environment.from_string(text)
     except jinja2.TemplateError as error:
-        raise PromptError(f"the prompt {kind} is no Jinja template: {error}") from error
+        raise PromptError(f"the prompt {kind} is not a Jinja template: {error}") from error
     if unknown := sorted(used - VARIABLES[kind]):
         raise PromptError(
             f"the prompt {kind} names {', '.join(unknown)}; known are {', '.join(sorted(VARIABLES[kind]))}"

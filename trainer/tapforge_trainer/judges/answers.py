@@ -3,10 +3,10 @@
 - What counts is the last JSON object with a `score`, or the last line `score: N`, whichever comes later. N is 0 or 1;
   everything else is unreadable. There is no default.
 - With a key, only an object or a line that has the question's key counts: `{"key": "3fa9c1d2", "score": 1}` or
-  `score 3fa9c1d2: 1`. Text on a screen or in a goal can't know it, so copied text is no score.
+  `score 3fa9c1d2: 1`. Text on a screen or in a goal can't know it, so copied text is not a score.
 - An object stands at the beginning of its line or after plain words, never inside a quotation or inside another object;
   after one that is broken nothing is read, because it may go on there.
-- What a model thinks (`<think>...</think>`) is no answer.
+- What a model thinks (`<think>...</think>`) is not an answer.
 """
 
 from __future__ import annotations

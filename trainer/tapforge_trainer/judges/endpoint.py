@@ -264,7 +264,7 @@ class Endpoint:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _Failed("no json", f"the answer is no JSON; it begins: {excerpt}", wrong=True) from error
+            raise _Failed("no json", f"the answer is not JSON; it begins: {excerpt}", wrong=True) from error
 
 
 _REMEDIES: Final = {

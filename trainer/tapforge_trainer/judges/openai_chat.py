@@ -24,7 +24,7 @@ from .question import Question
 from .verdicts import shortened
 
 GROUP: Final = "tapforge.judges"
-#: fields of a request that are no option
+#: fields of a request that are not options
 _OURS: Final = frozenset({"messages", "model", "n", "stream"})
 #: what an endpoint may add to a model's name: its date
 _DATED: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}")
@@ -68,7 +68,7 @@ class OpenAIChat:
     path = "/chat/completions"
 
     def __init__(self, options: Mapping[str, str]):
-        """Raises ValueError for an option that is no JSON, or that is ours to say."""
+        """Raises ValueError for an option that is not JSON, or that is ours to say."""
         self._more: dict[str, Any] = {}
         for name, value in options.items():
             if name in _OURS:
@@ -77,7 +77,7 @@ class OpenAIChat:
                 self._more[name] = json.loads(value)
             except ValueError as error:
                 raise ValueError(
-                    f"the option {name} of the wire openai is no JSON: {shortened(value, 80)!r}"
+                    f"the option {name} of the wire openai is not JSON: {shortened(value, 80)!r}"
                 ) from error
 
     def headers(self, key: str | None) -> dict[str, str]:

@@ -83,7 +83,7 @@ class Prompt:
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(f"{self._what} can't be read: {error}") from error
         except jinja2.TemplateError as error:
-            raise PromptError(f"{self._what} is no Jinja template: {error}") from error
+            raise PromptError(f"{self._what} is not a Jinja template: {error}") from error
         known = VARIABLES[self.convention.kind]
         if tree.find(nodes.FilterBlock) is not None:
             raise PromptError(

@@ -155,7 +155,7 @@ def _played(episode: EpisodeRecord, steps: int) -> dict[str, Any]:
 def _size(screen: bytes) -> dict[str, int]:
     """Pixels of a PNG, from its header."""
     if screen[:8] != _PNG or len(screen) < 24:
-        raise VerdictMissing(f"a screen of {len(screen)} bytes is no PNG", permanent=True)
+        raise VerdictMissing(f"a screen of {len(screen)} bytes is not a PNG", permanent=True)
     width, height = struct.unpack(">II", screen[16:24])
     return {"width": width, "height": height}
 

@@ -125,7 +125,7 @@ class JudgeServer:
 
 def _asked(body: Mapping[str, Any], model: str) -> tuple[int, int, str, int]:
     """Number of answers, sample number of the first, the user's text, number of images. Raises LookupError for another
-    model, ValueError and its like for what is no question."""
+    model, ValueError and its like for what is not a question."""
     if body["model"] != model:
         raise LookupError(f"the model {str(body['model'])[:80]!r} does not exist; this server has {model!r}")
     count, first = int(body.get("n") or 1), int(body.get("seed") or 0)

@@ -36,7 +36,7 @@ class Trajectory:
 
     @staticmethod
     def of(episode: EpisodeRecord, frames: Mapping[str, FittedFrame]) -> Trajectory:
-        """`frames`: at least those of the episode. An answer that was no action leaves the screen as it was. Raises
+        """`frames`: at least those of the episode. An answer that was not an action leaves the screen as it was. Raises
         what reading a frame raises."""
         names = [step.screen or step.frames[-1] for step in episode.steps]
         if last := episode.last_screen or episode.last_frame:

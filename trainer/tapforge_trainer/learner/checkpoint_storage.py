@@ -131,7 +131,7 @@ def read_state(where: str | Path) -> dict[str, Any]:
         else:
             document = json.loads(Path(path).read_text())
     except FileNotFoundError as error:
-        raise CheckpointError(f"{where} is no checkpoint: it has no {STATE}") from error
+        raise CheckpointError(f"{where} is not a checkpoint: it has no {STATE}") from error
     except ValueError as error:
         raise CheckpointError(f"{path} can't be read: {error}") from error
     if document.get("format") not in _READ:

@@ -5,7 +5,7 @@
 - value = weight . hidden / width + bias, in fp32; 0 before it has learned. Divided by the width, a rate means the same
   for every model: one step of Adam moves values by about the rate.
 - It is one vector. Every rank holds all of it, and its gradients are averaged over ranks as FSDP averages the policy's.
-- It has an optimizer of its own, and is no part of the model: checkpoints have it, engines and exports don't.
+- It has an optimizer of its own, and is not part of the model: checkpoints have it, engines and exports don't.
 - Loss: half the squared distance to the step's return, mean over the steps of an optimizer step; with `clip` the larger
   one of that and of the value's that moved at most so far from what it was before the update (PPO, arXiv:1707.06347, as
   in published code).

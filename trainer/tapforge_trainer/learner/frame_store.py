@@ -2,7 +2,7 @@
 
 Rules:
 - A frame already has the model's size (`agents/vision.py` saw to that): nothing is resized here, and a frame whose
-  sides are no multiples of patch x merge is an error.
+  sides are not multiples of patch x merge is an error.
 - Patches lie in the order of the model's image processor: block by block of merge x merge neighbours, each patch as
   channel, row, column. The processor's temporal copy is left out: the model gets it back (`packed.py`).
 - Values stay bytes; scaling to floats happens in the tensor that a micro-batch makes.

@@ -310,7 +310,7 @@ class Rank:
             raise FramesLost(set(lost))
 
     def _apply(self, settings: UpdateSettings, metrics: UpdateMetrics) -> None:
-        """Clips, and moves the weights; or, if the gradient is no number, raises and leaves them."""
+        """Clips, and moves the weights; or, if the gradient is not a number, raises and leaves them."""
         gradients = [p for p in self.policy.parameters() if p.grad is not None]
         with self.clock.device("optimizer"):
             norm = torch.nn.utils.clip_grad_norm_(gradients, settings.gradient_clip)

@@ -215,7 +215,7 @@ def fingerprint(folder: Path, trained: Collection[str]) -> dict[str, Any]:
     samples: dict[str, bytes] = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - it is not a mapping
                 if (parameter := family.parameter_of(name)) not in trained:
                     samples[parameter] = _sample(file.get_slice(name))
     digest = hashlib.sha256()

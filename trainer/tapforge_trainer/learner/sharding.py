@@ -176,7 +176,7 @@ def tensors_of(folder: Path) -> dict[str, Any]:
 
     try:
         return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
-    except Exception as error:  # safetensors has no other kind for a file that is no safetensors file or is cut short
+    except Exception as error:  # safetensors has no other kind for a file of another format or one that is cut short
         raise FolderError(f"a safetensors file of {folder} can't be read ({error}); fetch the model again") from error
 
 

@@ -96,7 +96,7 @@ def estimate(
     run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0, teacher: Shape | None = None
 ) -> Estimate:
     """`held_frames`: bytes of frames that wait for an update; `teacher`: of a distillation. Raises FolderError for a
-    LoRA target that is no linear layer."""
+    LoRA target that is not a linear layer."""
     learner = settings_of(run)
     frame = visual_tokens(run, shape)
     load = replace(_learner_load(run, shape, learner, frame), teacher=teacher)

@@ -298,7 +298,7 @@ def _largest(load: LearnerLoad) -> int:
 
 
 def _groups(load: LearnerLoad) -> tuple[_Group, list[_Group], list[_Group], list[_Group], _Group]:
-    """(root, vision blocks, embedding, decoder layers, head). A tied embedding and a frozen tower are no groups."""
+    """(root, vision blocks, embedding, decoder layers, head). A tied embedding and a frozen tower are not groups."""
     shape, full = load.shape, not load.lora
     vision = shape.vision
     rest = shape.hidden

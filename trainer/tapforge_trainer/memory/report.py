@@ -54,7 +54,7 @@ def measured(folder: Path) -> tuple[str, float, float]:
         return name, updates / seconds * 3600, steps / seconds * 3600
     except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
-            f"--measured {folder}: it records no update yet, or is no folder of a run ({error})"
+            f"--measured {folder}: it records no update yet, or is not a folder of a run ({error})"
         ) from error
 
 

@@ -122,7 +122,7 @@ def _traced(load: LearnerLoad, folder: Path, micro_batches: int) -> Traced:
         optimizer = torch.optim.AdamW(local, lr=1e-6, fused=True)
     tracker: Any = FSDPMemTracker(policy, optimizer)
     stages = []
-    # a frozen tower is no part of FSDP, and the tracker takes it for activations
+    # a frozen tower is not part of FSDP, and the tracker takes it for activations
     tower = sum(p.nbytes for p in policy.visual.parameters()) if load.freeze_vision else 0
 
     def seen(name: str, when: str) -> Moment:

@@ -25,7 +25,7 @@ class _Tensor:
 
 
 def folder_faults(folder: Path) -> list[str]:
-    """Why a folder is no whole model in Hugging Face's layout whose weights are plain numbers, as predicates
+    """Why a folder is not a whole model in Hugging Face's layout whose weights are plain numbers, as predicates
     ("lacks ..."); empty: it is one."""
     fault = quantization_fault(folder)
     return [fault] if fault is not None else incomplete(folder)
@@ -99,7 +99,7 @@ def _header(path: Path) -> dict[str, _Tensor] | str:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= size - 8:
-            return "is no safetensors file (a pointer of Git LFS, or a download that broke off): fetch it again"
+            return "is not a safetensors file (a pointer of Git LFS, or a download that broke off): fetch it again"
         try:
             header: dict[str, Any] = json.loads(file.read(length))
             tensors = {name: value for name, value in header.items() if name != "__metadata__"}
@@ -109,7 +109,7 @@ def _header(path: Path) -> dict[str, _Tensor] | str:
                 for name, value in tensors.items()
             }
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return "is no safetensors file: fetch it again"
+            return "is not a safetensors file: fetch it again"
     return found if size == end else f"has {size:,} bytes instead of {end:,}: fetch it again"
 
 
@@ -119,7 +119,7 @@ def _against_config(folder: Path, shapes: dict[str, list[int]]) -> list[str]:
         config = json.loads((folder / "config.json").read_text())
         text = dict(config.get("text_config") or config)
     except (ValueError, TypeError, AttributeError):
-        return ["has a config.json that is no JSON object: fetch it again"]
+        return ["has a config.json that is not a JSON object: fetch it again"]
     embedding = next((s for n, s in shapes.items() if n.endswith("embed_tokens.weight") and len(s) == 2), None)
     told = [text.get("vocab_size"), text.get("hidden_size")]
     if embedding is not None and None not in told and list(embedding) != told:

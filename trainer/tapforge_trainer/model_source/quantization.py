@@ -17,7 +17,7 @@ DOCUMENTS: Final = ("config.json", "quant_config.json", "quantize_config.json", 
 _FIELDS: Final = ("quantization_config", "compression_config", "quantization")
 #: number formats of safetensors whose numbers count as they stand
 _PLAIN: Final = frozenset({"F64", "F32", "F16", "BF16"})
-#: of tensors that are no weights: indices and masks
+#: of tensors that are not weights: indices and masks
 _COUNTS: Final = frozenset({"I64", "BOOL"})
 #: ends of the names of what a quantized weight's numbers are scaled by, or packed into
 _PARTS: Final = (

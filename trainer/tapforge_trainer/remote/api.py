@@ -360,7 +360,7 @@ def _contexts() -> tuple[dict[str, str], str]:
             raise Refused(f"the kubeconfig {path} can't be read: {error}") from error
         found = content.get("contexts") or [] if isinstance(content, dict) else None
         if not isinstance(found, list) or not all(isinstance(one, dict) and "name" in one for one in found):
-            raise Refused(f"{path} is no kubeconfig: it has no list of contexts with their names")
+            raise Refused(f"{path} is not a kubeconfig: it has no list of contexts with their names")
         for one in found:
             inner = one.get("context")
             known.setdefault(str(one["name"]), str((inner if isinstance(inner, dict) else {}).get("namespace") or ""))

@@ -1,7 +1,7 @@
 """The driver's events.jsonl, piece by piece.
 
 1. Each attempt writes a file of its own: a place in one says nothing of another, which is read from its beginning.
-2. A line that is no event (cut off by a crash) is left out.
+2. A line that is not an event (cut off by a crash) is left out.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class _Log:
 
 def _second(stamp: bytes) -> str:
     """A node writes the offset of its own time zone. In UTC: sinceTime counts in seconds, and texts of one zone can be
-    compared. "": it is no time."""
+    compared. "": it is not a time."""
     try:
         found = datetime.fromisoformat(stamp.decode())
     except ValueError:

@@ -233,7 +233,7 @@ def hash_of(place: Path) -> str:
 
 
 def _paths(folder: Path) -> list[str]:
-    """Of everything that is no folder."""
+    """Of everything that is not a folder."""
     found = []
     for place, inner, names in os.walk(folder):
         links = [name for name in inner if Path(place, name).is_symlink()]

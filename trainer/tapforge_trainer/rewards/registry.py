@@ -30,8 +30,8 @@ def names() -> list[str]:
 
 
 def reward_of(stream: RewardStream) -> Reward:
-    """A reward of an installed package. Raises UnknownName, ValueError for options, and TypeError for what is no
-    reward."""
+    """A reward of an installed package. Raises UnknownName, ValueError for options, and TypeError for what is not
+    a reward."""
     point = plugins.find(ENTRY_POINTS, stream.kind, (*COMPUTED, *JUDGED))
     if point is None:
         raise unknown("reward", stream.kind, names())

@@ -3,7 +3,7 @@
 - No verdict is made up. What is missing is asked for again, with growing pauses, until `deadline_seconds`; then a step
   has none, and an episode that misses a verdict on itself leaves its group (`verdict_missing`).
 - An episode that ran out of steps or context, or gave no answer that is an action, has failed whatever a judge would
-  say: none is asked. An answer that was no action has the step verdict 0.
+  say: none is asked. An answer that was not an action has the step verdict 0.
 - Streams of an episode are asked for at once; how many questions an endpoint gets at once is the judge's to bound.
 - What another package's reward raises ends the run: it would happen to every episode. One that gives no answer by the
   deadline is missing, as a verdict is.
@@ -176,7 +176,7 @@ class Rewarder:
         self, judge: Judge, trajectory: Trajectory, index: int, usage: Counter[str]
     ) -> tuple[float | None, str]:
         if trajectory.episode.steps[index].parse_error is not None:
-            return 0.0, "not asked: the answer was no action"
+            return 0.0, "not asked: the answer was not an action"
         try:
             verdict = await self._insisted(lambda: judge.step(trajectory, index), usage)
         except VerdictMissing as why:

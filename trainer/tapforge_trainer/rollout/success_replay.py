@@ -8,7 +8,7 @@
 - An episode's advantages are those it had in its own group, failures included (`batch.replayed_samples`); of the group
   only the successes are learned from.
 
-What comes again is older than the staleness bound on purpose: it is no part of the group buffer. Pure; where the frames
+What comes again is older than the staleness bound on purpose: it is outside the group buffer. Pure; where the frames
 are is the caller's business.
 """
 

@@ -35,7 +35,7 @@ def prompted_of(run: TrainingRun) -> dict[str, Any]:
 
 
 def prompted_by(folder: Path) -> dict[str, Any] | None:
-    """How the model in this folder was prompted in the run that exported it; None: it is no export, or of a release
+    """How the model in this folder was prompted in the run that exported it; None: it is not an export, or of a release
     that didn't write it."""
     try:
         found = json.loads((folder / PROMPTED).read_text(encoding="utf-8"))

@@ -218,7 +218,7 @@ def slots_wanted(run: TrainingRun) -> int | None:
 
 
 def episode_limits(run: TrainingRun) -> EpisodeLimits:
-    # A recorded step takes one answer: what is no action ended it, and no limit of steps did.
+    # A recorded step takes one answer: what is not an action ended it, and no limit of steps did.
     once = run.spec.environment.source.dataset is not None
     return EpisodeLimits(
         max_parse_failures=1 if once else run.spec.model.adapter.max_parse_failures,

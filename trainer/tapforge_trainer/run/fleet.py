@@ -64,7 +64,7 @@ def read_fleet(folder: Path) -> Fleet:
             f"{path} can't be read ({error.strerror}): name the folder of a run whose phones are there by now"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FleetError(f"{path} is no list of phones: {error!r}") from error
+        raise FleetError(f"{path} is not a list of phones: {error!r}") from error
 
 
 def _known(kind: type, found: dict[str, Any]) -> dict[str, Any]:

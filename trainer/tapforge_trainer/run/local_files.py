@@ -133,7 +133,7 @@ def _saved_since_resuming(checkpoints: Path, resume: str) -> bool:
 
 
 def model_folder_errors(folder: Path, here: str = f"{POLICY}.path.folder") -> list[str]:
-    """Why a folder is no model that can be trained; empty: it looks like one. `here`: the field that names it."""
+    """Why a folder is not a model that can be trained; empty: it looks like one. `here`: the field that names it."""
     if not folder.is_dir():
         return [f"{here}: {_why_no_folder(folder)}"]
     if faults := folder_faults(folder):

@@ -147,7 +147,7 @@ async def run_until_aborted(
             task.cancel()
             await asyncio.wait({task}, timeout=_CLEANUP)
             if not task.done() or task.cancelled() or task.exception() is not None:
-                return stop.exit_code  # an error while it is cancelled is no failure of the run
+                return stop.exit_code  # an error while it is cancelled is not a failure of the run
         return task.result()
     except Interrupted:
         return stop.exit_code

@@ -55,10 +55,10 @@ class FrameKey:
         try:
             data = base64.b64decode(text, validate=True)
         except binascii.Error as error:
-            raise ValueError(f"{text[:20]!r}... is no frame key: {error}") from error
+            raise ValueError(f"{text[:20]!r}... is not a frame key: {error}") from error
         rows, columns = int.from_bytes(data[1:3], "big"), data[3] if len(data) > 3 else 0
         if data[:1] != bytes((_VERSION,)) or len(data) != 12 + 2 * rows * columns:
-            raise ValueError(f"{text[:20]!r}... is no frame key of version {_VERSION}")
+            raise ValueError(f"{text[:20]!r}... is not a frame key of version {_VERSION}")
         return FrameKey(np.frombuffer(data, "<u2", offset=12).reshape(rows, columns), data[4:12])
 
 

@@ -20,7 +20,7 @@ _VARIABLE: Final = re.compile(
 
 
 class PathError(ValueError):
-    """The text is no path. The message says why, and what to write."""
+    """The text is not a path. The message says why, and what to write."""
 
 
 def expanded(text: str, environment: Mapping[str, str] | None = None, *, elsewhere: bool = False) -> str:

@@ -79,7 +79,7 @@ def uri_error(uri: str, *, writable: bool = False) -> str | None:
     """What is wrong with a URI that can be known without asking its server; None: nothing."""
     scheme = scheme_of(uri)
     if not is_uri(uri):
-        return f"{uri} is no URI; write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"
+        return f"{uri} is not a URI; write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"
     if scheme in ("s3", "gs") and not urlsplit(uri).netloc:
         return f"{uri} names no bucket; write {scheme}://BUCKET/FOLDER"
     if writable and scheme not in _CONDITIONAL:

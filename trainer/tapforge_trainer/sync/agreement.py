@@ -30,7 +30,7 @@ import numpy as np
 _TOKEN = {"float32": 1e-4}
 #: how much larger than in the first proof a figure may be
 _TIMES = 3.0
-#: of each figure, what is no fault however small it was in the first proof. Between a trainer and vLLM in bf16 a root
+#: of each figure, what is accepted however small it was in the first proof. Between a trainer and vLLM in bf16 a root
 #: mean square of 0.0227 was measured (Fast-LLM, issue 525): a mean of 0.01 to 0.02 and a k3 of 0.0003
 _USUAL = {
     "bfloat16": {"gap_mean": 0.03, "gap_p90": 0.06, "gap_kl": 0.003},

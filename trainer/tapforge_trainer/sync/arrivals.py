@@ -12,7 +12,7 @@ find it. Rules:
   instructions take them for zero; both count as zero. Of large layers only every few columns are read.
 - Experts lie as their kernel wants them: the sum over their elements counts, wherever these are.
 - A head that nothing is loaded into is tied: it has to hold what the embedding got.
-- What can't be read is no fault: a tensor that no copy was seen of, a parameter that has another shape, number format
+- What can't be read isn't a fault: a tensor that no copy was seen of, a parameter that has another shape, number format
   or layout in the end than it was loaded in (quantized, padded, transposed), a packed copy whose kernel doesn't give
   back what it was made of. It is reported by its name, and the probe alone judges it.
 """
@@ -181,7 +181,7 @@ class Arrivals:
                 return None, "has a kernel that rounds"
             try:
                 return _columns(module, holder.shape, holder.dtype), ""
-            except Exception as error:  # noqa: BLE001 - what can't be read is no fault, whatever a kernel says of it
+            except Exception as error:  # noqa: BLE001 - what can't be read is not a fault, whatever a kernel says of it
                 return None, f"can't be multiplied: {error}"
         whole = getattr(module, holder.parameter, None)
         if not isinstance(whole, Tensor):

@@ -118,7 +118,7 @@ def _tasks(lines: Sequence[str], path: Path, protocol: Protocol, judged: bool = 
         return
     if full and protocol == "adb" and not full[0][1].lstrip().startswith("{"):
         raise TaskError(
-            f"{path}:{full[0][0]}: {full[0][1]!r:.60} is no JSON, and a list of NAME,GOAL doesn't say how success is "
+            f"{path}:{full[0][0]}: {full[0][1]!r:.60} is not JSON, and a list of NAME,GOAL doesn't say how success is "
             f"known: set rewards.verifier ignored and a judge, or write lines such as {_example(protocol)}"
         )
     for number, line in full:
@@ -138,7 +138,7 @@ def _json(line: str, here: str, protocol: Protocol, judged: bool) -> Task:
             return Task.model_validate(split_line(line)[0]) if MARK in line else Task.model_validate_json(line)
         value = json.loads(line)
         if not isinstance(value, dict):
-            raise TaskError(f"{here}: {value!r:.60} is no object; a line looks like {_example(protocol)}")
+            raise TaskError(f"{here}: {value!r:.60} is not an object; a line looks like {_example(protocol)}")
         value.pop(ABOUT, None)
         if protocol in _EXAMPLED and "domain" in value:
             value = _example_of(value, here, protocol)
@@ -201,7 +201,7 @@ def _table(lines: Sequence[str], head: int, columns: Sequence[str], path: Path, 
         except StopIteration:
             return
         except csv.Error as error:
-            raise TaskError(f"{path}:{number}: this is no row of a table: {error}") from error
+            raise TaskError(f"{path}:{number}: this is not a row of a table: {error}") from error
         if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
             continue
         if len(row) != len(columns):
@@ -213,7 +213,7 @@ def _table(lines: Sequence[str], head: int, columns: Sequence[str], path: Path, 
 def _task(name: str, goal: str, here: str, protocol: Protocol) -> Task:
     name = name.strip()
     if not 0 < len(name) <= _NAME or any(c.isspace() or not c.isprintable() for c in name):
-        raise TaskError(f"{here}: {name!r:.60} is no name of a task; a line looks like {_example(protocol)}")
+        raise TaskError(f"{here}: {name!r:.60} is not a name of a task; a line looks like {_example(protocol)}")
     if protocol == "adb" and not goal:
         raise TaskError(f"{here}: {name} has no goal; a line looks like wifi-off,Turn Wi-Fi off")
     return Task(suite=protocol, template=name, goal=goal, **DEFAULTS.get(protocol, {}))

@@ -222,7 +222,7 @@ class TaskSource:
 
 
 def weight_of(sampler: Sampler, task: Task, memory: DifficultyMemory) -> float:
-    """Raises TaskError for a sampler of another package that fails, or whose answer is no probability."""
+    """Raises TaskError for a sampler of another package that fails, or whose answer is not a probability."""
     name = type(sampler).__name__
     try:
         weight = float(sampler(task, memory))

@@ -57,7 +57,7 @@ class TeacherAgent:
         return _bytes(self.chat.dialect.write(action, self.chat.plane(screen)))
 
     def tool(self, screen: FittedFrame) -> dict[str, Any] | None:
-        """The schema of the family's tool on this screen; None: its answers are no tool calls."""
+        """The schema of the family's tool on this screen; None: its answers are not tool calls."""
         schema = self.chat.dialect.schema
         return None if schema is None else schema(self.chat.plane(screen))
 

@@ -1,4 +1,4 @@
-"""What a teacher's answers were like: those that are no action, by reason, and what its coordinates look like."""
+"""What a teacher's answers were like: those that are not actions, by reason, and what its coordinates look like."""
 
 from __future__ import annotations
 

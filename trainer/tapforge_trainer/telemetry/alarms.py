@@ -6,7 +6,7 @@ it hasn't held for `CLEARS` updates in a row, so that a figure at its threshold 
 - `entropy_collapse`: mean entropy of the last 5 updates is under a fifth of the first 5's, and success not up by 5
   points. A policy that gets better gets surer, often by half; surer without being better has stopped to explore.
 - `uniform_groups`: in the last 3 updates or more, and 12 groups, no group had an advantage other than 0. At 10 %
-  success one group of eight in two ends alike; 12 in a row are no chance (4e-5).
+  success one group of eight in two ends alike; 12 in a row are not chance (4e-5).
 - `kl_reference`: its mean over 5 updates doubled twice within 15, and is over 0.1 nats a token. In healthy runs it
   grows steadily, which doubles it once at most; below 0.1 the two policies hardly differ.
 - `kl_behavior`: over 0.1 nats a token in the last 3 updates, for tokens that older weights sampled. Then a token's

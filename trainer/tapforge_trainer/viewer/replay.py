@@ -5,7 +5,7 @@ Promises:
   scripts only filter.
 - Each frame is in the file once. A frame of at most `LARGEST` pixels a side is shown byte for byte; a larger one is
   scaled down. A frame that can't be read is named in words on its step; nothing is drawn in its place. So is one that
-  was never recorded, or removed, because the spec says so: that is no error.
+  was never recorded, or removed, because the spec says so: that is not an error.
 - All text of models, tasks and environments is escaped.
 - Advantages are those that the update used (`batch.Credit`); where there is none, none is shown.
 """
@@ -79,7 +79,7 @@ class StepView:
     missing: str
     gesture: Gesture | None
     credit: Credit | None
-    #: `missing` is no error
+    #: `missing` is not an error
     absent: bool = False
     #: letter of the state among the states of its group that were seen more than once
     letter: str = ""

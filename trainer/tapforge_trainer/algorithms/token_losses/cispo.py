@@ -3,7 +3,7 @@ gradient.
 
     -sg(clip(r, 1 - clip_low, 1 + clip_high)) A logp, r = exp(logp - anchor)
 
-clip_low 1 is no lower bound: TRL's form, whose cap is 1 + clip_high.
+clip_low 1 is not a lower bound: TRL's form, whose cap is 1 + clip_high.
 """
 
 from __future__ import annotations

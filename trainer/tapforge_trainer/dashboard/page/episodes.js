@@ -73,7 +73,7 @@ export async function episodesView({ run, words }) {
     const key = `${n} ${JSON.stringify(row)}`;
     if (!known.has(key)) {
       if (known.size > 2000) known.clear();
-      // A link is no row: it is all that its row's one cell holds.
+      // A link is not a row: it is all that its row's one cell holds.
       const link = h('a', { class: 'row', href: episodeAddress(run, row) },
         cells(row).map((cell, k) => h('span', { class: COLUMNS[k][2] }, cell)));
       const cell = h('div', { role: 'cell', 'aria-colspan': COLUMNS.length }, link);

@@ -52,7 +52,7 @@ def _rows(name: str, value: Example, level: str) -> Iterator[Row | Bad]:
     try:
         goal, instructions = _text(value.get("goal", [b""])[0]), [_text(one) for one in said]
     except (UnicodeDecodeError, AttributeError, IndexError):
-        yield Bad(name, "row", "a goal or an instruction that is no text in UTF-8")
+        yield Bad(name, "row", "a goal or an instruction that is not text in UTF-8")
         return
     if level == "high" and not goal.strip():
         yield Bad(name, "row", "no goal")
@@ -85,7 +85,7 @@ def _action(name: str, written: Any, plane: Plane) -> Action | Bad:
         value = json.loads(written)
         kind = value["action_type"]
     except (ValueError, KeyError, TypeError):
-        return Bad(name, "action", f"{short(written)} is no action")
+        return Bad(name, "action", f"{short(written)} is not an action")
     try:
         if kind in ("click", "long_press"):
             x, y = plane.place(value.get("x"), value.get("y"))

@@ -29,7 +29,7 @@ def recording(
     most. 0: no limit. `balance`: templates and lengths alike (`balance.py`), of what is left."""
     found = Recording(path / ROLLOUT)
     if not found.exists:
-        raise DataError(f"{path} has no recording: it is no folder of a run, or recorded nothing (spec.recording)")
+        raise DataError(f"{path} has no recording: it is not a folder of a run, or recorded nothing (spec.recording)")
 
     def wanted(episode: EpisodeRecord) -> bool:
         ended = episode.valid and (not successes or episode.outcome is Outcome.SUCCESS)

@@ -47,7 +47,7 @@ def rico(path: Path, /, *, goals: str = "") -> Iterator[Row | Bad]:
         try:
             gestures = _json(file)
             if not isinstance(gestures, dict):
-                raise DataError("gestures.json is no object")
+                raise DataError("gestures.json is not an object")
         except DataError as error:
             yield Bad(name, "row", str(error))
             continue
@@ -99,7 +99,7 @@ def _action(name: str, places: Any) -> Action | Bad:
         isinstance(one, list) and len(one) == 2 and all(is_number(part) for part in one) for one in places
     )
     if not good:
-        return Bad(name, "action", f"gesture {short(places)} is no list of places")
+        return Bad(name, "action", f"gesture {short(places)} is not a list of places")
     (x, y), (x2, y2) = places[0], places[-1]
     try:
         if abs(x2 - x) <= _MOVED and abs(y2 - y) <= _MOVED:
@@ -155,7 +155,7 @@ def _words(element: dict[str, Any]) -> str:
 def _goals(path: Path) -> dict[str, str]:
     goals = _json(path)
     if not isinstance(goals, dict) or not all(isinstance(one, str) and one.strip() for one in goals.values()):
-        raise DataError(f'{path} is no JSON object of goals, as {{"com.example/trace_0": "Open the menu"}}')
+        raise DataError(f'{path} is not a JSON object of goals, as {{"com.example/trace_0": "Open the menu"}}')
     return goals
 
 
@@ -165,4 +165,4 @@ def _json(path: Path) -> Any:
             raise ValueError(f"larger than {_LARGEST >> 20} MiB")
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path.name} is no JSON: {str(error)[:120]}") from error
+        raise DataError(f"{path.name} is not JSON: {str(error)[:120]}") from error

@@ -20,7 +20,7 @@ from ..episodes import Box, DataError, wrong
 from ..images import image_at, plane_of
 from ..rows import convention, json_rows
 
-#: pixels that no image has; larger integers are no float
+#: pixels that no image has; larger integers are not floats
 _FAR: Final = 1e9
 
 

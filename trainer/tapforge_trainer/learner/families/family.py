@@ -88,7 +88,7 @@ class Family:
             near = get_close_matches(unknown[0], self.lora_targets, 1)
             guess = f"; did you mean {near[0]}?" if near else "."
             raise FolderError(
-                f"{unknown[0]} is no linear layer of the language model of {self.model_type}{guess} It has "
+                f"{unknown[0]} is not a linear layer of the language model of {self.model_type}{guess} It has "
                 f"{', '.join(self.lora_targets)}"
             )
         return tuple(wanted) or self.lora_targets

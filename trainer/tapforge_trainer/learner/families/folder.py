@@ -39,9 +39,9 @@ class ModelConfig:
         try:
             config = json.loads(path.read_text())
         except FileNotFoundError as error:
-            raise FolderError(f"{path} is missing: {folder} is no model folder in Hugging Face's layout") from error
+            raise FolderError(f"{path} is missing: {folder} is not a model folder in Hugging Face's layout") from error
         except ValueError as error:
-            raise FolderError(f"{path} is no JSON: {error}") from error
+            raise FolderError(f"{path} is not JSON: {error}") from error
         return ModelConfig.of_document(folder, config, quantized=quantized)
 
     @staticmethod

@@ -1,5 +1,5 @@
 """Qwen3-VL with experts. All experts of a layer are two parameters, (experts, out, in) in transformers; the published
-files and vLLM have them as (experts, in, out). LoRA adapts its attention only: experts are no linear layers."""
+files and vLLM have them as (experts, in, out). LoRA adapts its attention only: experts are not linear layers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def families() -> Mapping[str, Family]:
 
 def family_named(model_type: str) -> Family:
     """Raises FolderError for one that is not here, ValueError for one that is offered twice, TypeError for an entry
-    point that is no `Family` of this name."""
+    point that is not a `Family` of this name."""
     point = plugins.find(ENTRY_POINTS, model_type, _BUILT_IN)
     if model_type in _BUILT_IN:
         return _BUILT_IN[model_type]
@@ -36,7 +36,7 @@ def family_named(model_type: str) -> Family:
     found = point.load()
     if not isinstance(found, Family) or found.model_type != model_type:
         raise TypeError(
-            f"the entry point {point.value!r} of {ENTRY_POINTS} is no Family {model_type!r}: {found!r:.200}"
+            f"the entry point {point.value!r} of {ENTRY_POINTS} is not a Family {model_type!r}: {found!r:.200}"
         )
     return found
 

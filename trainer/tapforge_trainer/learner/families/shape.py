@@ -122,7 +122,7 @@ class Shape:
         known = {name for layer in self.layers for name in layer.linears}
         if unknown := sorted(set(targets) - known):
             raise FolderError(
-                f"spec.model.lora.targets: {', '.join(unknown)} is no linear layer of the language model; it has "
+                f"spec.model.lora.targets: {', '.join(unknown)} is not a linear layer of the language model; it has "
                 f"{', '.join(sorted(known))}"
             )
         return tuple(
@@ -296,7 +296,7 @@ class Section:
 
     def _field(self, field: str, default: Any) -> Any:
         if not isinstance(self.fields, Mapping):
-            raise FolderError(f"{self.config.folder}/config.json: {self.name} is no object")
+            raise FolderError(f"{self.config.folder}/config.json: {self.name} is not an object")
         value = self.fields.get(field)
         if value is None:
             value = default

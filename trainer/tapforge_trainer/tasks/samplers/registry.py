@@ -40,7 +40,7 @@ def names() -> list[str]:
 
 def make_sampler(name: str, given: Mapping[str, str]) -> Sampler:
     """With options as they are written in a file. Raises UnknownName, ValueError for a value that can't be read or
-    makes no sense, and TypeError for what is no sampler."""
+    makes no sense, and TypeError for what is not a sampler."""
     kind = _kind(name)
     options = read_options(name, kind, given)
     try:
@@ -60,7 +60,7 @@ def _kind(name: str) -> Callable[..., Sampler]:
         raise unknown("sampler", name, names())
     found = point.load()
     if not callable(found):
-        raise TypeError(f"the entry point {point.value!r} of the sampler {name!r} is no class: {found!r}")
+        raise TypeError(f"the entry point {point.value!r} of the sampler {name!r} is not a class: {found!r}")
     return found
 
 

@@ -73,5 +73,5 @@ def _weight(text: str) -> tuple[str, float]:
         if not pattern.strip() or not 0 <= weight < float("inf"):
             raise ValueError
     except ValueError:
-        raise ValueError(f"plan's {text!r} is no TEMPLATE=WEIGHT with a weight of at least 0, {_EXAMPLE}") from None
+        raise ValueError(f"plan's {text!r} is not TEMPLATE=WEIGHT with a weight of at least 0, {_EXAMPLE}") from None
     return pattern.strip(), weight
