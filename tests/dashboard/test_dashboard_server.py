@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -169,7 +170,8 @@ async def test_other_addresses_need_a_token(runs, session):
             pass
     async with serving([runs], "0.0.0.0", 0, "se-cret") as page:
         page = page.replace("0.0.0.0", "127.0.0.1")
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "tapforge_view=wrong"}):
+        wrong = f"tapforge_view_{urlsplit(page).port}=wrong"
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": wrong}):
             status, found = await get(session, f"{page}api/runs", headers)
             assert status == 401 and "needs its token" in found["error"]
         assert (await get(session, f"{page}api/runs", {"Authorization": "Bearer se-cret"}))[0] == 200
@@ -177,7 +179,7 @@ async def test_other_addresses_need_a_token(runs, session):
         async with session.get(f"{page}?token=se-cret", allow_redirects=False) as answer:
             assert answer.status == 303 and answer.headers["Location"] == "/"
             cookie = answer.headers["Set-Cookie"]
-        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
         async with session.get(f"{page}?token=se-cre", allow_redirects=False) as answer:
             assert answer.status == 401
         assert (await get(session, f"{page}api/runs", {"Cookie": cookie.partition(";")[0]}))[0] == 200

@@ -196,6 +196,12 @@ async def test_other_sites_are_refused(tmp_path: Path, headers: dict[str, str], 
         assert served.behind.slots[0].episode is None
 
 
+async def test_a_proxy_that_speaks_tls_may_stand_before_the_page(tmp_path: Path) -> None:
+    async with pages(tmp_path / "people", TASKS) as served:
+        headers = {"Host": "127.0.0.1", "Origin": "https://127.0.0.1", "Sec-Fetch-Site": "same-origin"}
+        assert (await served.call("/task", {"key": TASKS[0].key}, **headers))[0] == 200
+
+
 async def test_a_token_is_brought_as_a_cookie(tmp_path: Path) -> None:
     async with pages(tmp_path / "people", TASKS, token="0123456789abcdef") as served:
         assert (await served.call(""))[0] == 401

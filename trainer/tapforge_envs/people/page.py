@@ -302,9 +302,10 @@ class Page:
     def _admit(self, request: web.Request) -> None:
         """Raises Refused for what another site's page asks."""
         check_same_site(request, self._names)
-        host = request.headers.get("Host", "")
+        host = request.headers.get("Host", "").lower()
         origin = request.headers.get("Origin")
-        if origin is not None and origin.lower() != f"http://{host}".lower():
+        # https: a proxy in front that speaks TLS.
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise Refused(403, f"a page of {origin[:200]!r} asks; only the phones' own page may")
         self._token.admit(request)
 

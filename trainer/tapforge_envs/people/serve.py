@@ -9,9 +9,9 @@ from typing import Final
 
 from aiohttp import web
 
+from ..serving.http import EVERYWHERE, address_of, logger_without_addresses, site_at
 from ..serving.same_site import LOOPBACK
 
-EVERYWHERE: Final = ("", "0.0.0.0", "::", "*")
 #: seconds that calls in flight get at the end
 _GRACE: Final = 0.5
 
@@ -38,16 +38,17 @@ def refusal_to_show(host: str, token: str) -> str:
 @asynccontextmanager
 async def page_served(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
     """Its address. `port` 0 takes a free one. Raises CannotListen."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE)
+    log = logger_without_addresses(__name__)
+    runner = web.AppRunner(app, access_log=None, logger=log, shutdown_timeout=_GRACE)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, None if host in EVERYWHERE else host, port).start()
+            await site_at(runner, host, port).start()
         except OSError as error:
             words = f"page: can't listen on {host}:{port}: {error.strerror or error}"
             if error.errno == errno.EADDRINUSE:
                 words = f"page: port {port} on {host} is in use; --page 0 takes a free one"
             raise CannotListen(words) from error
-        yield f"http://{'[' + host + ']' if ':' in host else host}:{runner.addresses[0][1]}/"
+        yield address_of(runner, host)
     finally:
         await runner.cleanup()

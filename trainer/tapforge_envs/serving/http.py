@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,6 +31,8 @@ from .claims import Claims, Refused
 
 #: bytes of a request's body
 MAX_REQUEST = 1024 * 1024
+#: hosts that mean every address of the machine
+EVERYWHERE: Final = ("", "0.0.0.0", "::", "*")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -149,15 +153,11 @@ async def listen(
 ) -> int:
     """Serves until `stopping` is set. Returns 0, or 2 when it can't listen, with the words on stderr. `grace`: seconds
     that calls in flight get at the end. `more`: said in the line that says it's ready."""
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace)
     await runner.setup()
     try:
         try:
-            if host == "::":
-                site: web.BaseSite = web.SockSite(runner, _everywhere(port), shutdown_timeout=grace)
-            else:
-                site = web.TCPSite(runner, host, port, shutdown_timeout=grace)
-            await site.start()
+            await site_at(runner, host, port).start()
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 print(f"port {port} on {host} is in use; --port 0 takes a free one", file=sys.stderr)
@@ -169,6 +169,33 @@ async def listen(
         return 0
     finally:
         await runner.cleanup()
+
+
+def site_at(runner: web.BaseRunner, host: str, port: int) -> web.BaseSite:
+    """One port, also where `port` is 0 and `host` is every address of both families. `start` raises OSError, and this
+    does where it listens on both."""
+    if host in EVERYWHERE and host != "0.0.0.0":
+        return web.SockSite(runner, _everywhere(port))
+    return web.TCPSite(runner, host, port)
+
+
+def address_of(runner: web.BaseRunner, host: str) -> str:
+    """Of a page that listens at `host`, as a browser takes it."""
+    there, port = runner.addresses[0][:2]
+    name = there if host in EVERYWHERE else host
+    return f"http://{'[' + name + ']' if ':' in name else name}:{port}/"
+
+
+def logger_without_addresses(name: str) -> logging.Logger:
+    """For a server of pages. It leaves out requests that are none: their words name the address, in which a token may
+    stand."""
+    found = logging.getLogger(name)
+    found.addFilter(_of_ours)
+    return found
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _everywhere(port: int) -> socket.socket:
