@@ -6,29 +6,42 @@ const LONG_PRESS = 500, DRAG = 1000, MOVED = 0.02;
 const NONE = "No task is running. Start one, or just use the phone.";
 let catalog = { phones: [], keeps: false }, tasks = null, phone = 0, seen = "", state = null;
 let queue = Promise.resolve();
-// This page keeps its name when it is loaded again.
+// This page keeps its name when it is loaded again; a copy of its tab gets another, so the name is stored between two
+// loads alone.
 const pageName = sessionStorage.getItem("page") || crypto.getRandomValues(new Uint32Array(4)).join("-");
-sessionStorage.setItem("page", pageName);
+const unnamed = () => sessionStorage.removeItem("page");
+unnamed();
+addEventListener("pageshow", unnamed);
+addEventListener("pagehide", () => sessionStorage.setItem("page", pageName));
 
-const at = (path) => `/api/phones/${phone}${path}`;
+const at = (path, number = phone) => `/api/phones/${number}${path}`;
+const pause = () => new Promise((resolve) => setTimeout(resolve, 1000));
 
-const ask = (address) => fetch(address, { headers: { "Tapforge-Page": pageName } });
+async function ask(address, signal) {
+  const answer = await fetch(address, { headers: { "Tapforge-Page": pageName }, signal });
+  const said = await answer.json();
+  if (!answer.ok) throw new Error(said.error);
+  return said;
+}
 
-async function post(path, body) {
-  const answer = await fetch(at(path), {
+async function post(number, path, body) {
+  const answer = await fetch(at(path, number), {
     method: "POST", headers: { "Content-Type": "application/json", "Tapforge-Page": pageName }, body: JSON.stringify(body),
   });
   const said = await answer.json();
+  if (number !== phone) return;
   if (answer.ok) { show(said); return; }
   if (said.reason === "held" && path === "/task" && !body.take && confirm(`${said.error}\n\nTake it?`)) {
-    await post(path, { ...body, take: true });
+    await post(number, path, { ...body, take: true });
     return;
   }
   $("note").textContent = said.error;
 }
 
+// On the phone that is shown now, whichever is shown when its turn comes.
 function send(path, body) {
-  queue = queue.then(() => post(path, body)).catch(() => { $("gone").hidden = false; });
+  const number = phone;
+  queue = queue.then(() => post(number, path, body)).catch(() => { $("gone").hidden = false; });
   return queue;
 }
 
@@ -82,18 +95,19 @@ function showVerdict(next) {
   $("discard").hidden = !(mine && !keep.kept && (keep.can || invalid));
 }
 
+let following = new AbortController();
 async function follow() {
   for (;;) {
     const asked = phone;
+    following = new AbortController();
     try {
-      const answer = await ask(at(`?seen=${seen}`));
-      const next = await answer.json();
-      if (!answer.ok) throw new Error(next.error);
+      const next = await ask(at(`?seen=${seen}`), following.signal);
       $("gone").hidden = true;
       if (asked === phone && next.seen !== seen) show(next);
     } catch {
+      if (asked !== phone) continue;
       $("gone").hidden = false;
-      await new Promise((resolve) => setTimeout(resolve, 1000));
+      await pause();
     }
   }
 }
@@ -205,11 +219,19 @@ $("number").addEventListener("change", () => {
   phone = Number($("number").value);
   seen = "";
   state = null;
-  list().then(refresh);
+  following.abort();
+  list();
 });
 
+// Until the phone's list is there, or another phone is shown.
 async function list() {
-  tasks = await (await ask(at("/catalog"))).json();
+  const asked = phone;
+  let listed = null;
+  $("start").disabled = $("next").disabled = true;
+  while (!listed && asked === phone)
+    try { listed = await ask(at("/catalog", asked)); } catch { await pause(); }
+  if (asked !== phone) return;
+  tasks = listed;
   $("suites").hidden = !tasks.suites;
   $("listed").hidden = !tasks.tasks || !tasks.tasks.length;
   $("own").hidden = !tasks.goals;
@@ -220,17 +242,14 @@ async function list() {
     options("split", same(Object.keys(tasks.suites[$("suite").value])), $("split").value);
     templates();
   } else options("key", tasks.tasks.map((one) => [one.key, one.goal || one.template]), $("key").value);
-}
-async function refresh() {
-  const asked = phone, answer = await ask(at(""));
-  if (answer.ok && asked === phone) show(await answer.json());
+  $("start").disabled = $("next").disabled = false;
+  if (state) show(state);
 }
 async function begin() {
-  catalog = await (await ask("/api/catalog")).json();
+  for (;;) try { catalog = await ask("/api/catalog"); break; } catch { $("gone").hidden = false; await pause(); }
   options("number", catalog.phones.map((one, number) => [String(number), one]));
   $("which").hidden = catalog.phones.length < 2;
-  await list();
-  await refresh();
   follow();
+  await list();
 }
 begin();

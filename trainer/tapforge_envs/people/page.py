@@ -7,7 +7,7 @@ score, and keeps the episode or discards it.
 - What changes a phone is a POST of JSON. An action is one of `protocol.Action`, in relative coordinates.
 - The state is asked for with the key of what was seen last, and answered when it is another one, or after `_WAIT`.
 - One page plays on a phone at a time (`page_lock.py`). When its browser is closed, the phone is given back and what was
-  played is forgotten.
+  played is forgotten. A page that shows one phone keeps the others that it plays on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from importlib.resources import files
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -136,7 +137,9 @@ class Page:
 
     async def state(self, request: web.Request) -> web.Response:
         number, page, seen = self._number(request), _page_of(request), request.query.get("seen", "")
-        with self._locks[number].request(page):
+        with ExitStack() as there:
+            for lock in self._locks:
+                there.enter_context(lock.request(page))
             state = self._state(number, page)
             if state["seen"] == seen and self._waiting < _MAX_WAITING:
                 self._waiting += 1
