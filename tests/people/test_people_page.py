@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from pathlib import Path
 
 import aiohttp
@@ -296,6 +297,26 @@ async def test_an_interrupted_write_is_cut_off_and_what_was_redacted_stays(tmp_p
     assert [episode.task.goal for episode in DataFolder(folder)] == ["[redacted]", "[redacted]", "g"]
     ids = [episode.id for episode in DataFolder(folder)]
     assert len(set(ids)) == 3 and [g.id for g in Recording(folder / "rollout").groups()] == ids
+
+
+@pytest.mark.parametrize("full", ["episodes.jsonl", "rollout/rollout-000001.jsonl"])
+async def test_an_episode_that_found_no_room_is_kept_later_and_once(tmp_path: Path, png: bytes, full: str) -> None:
+    folder = tmp_path / "people"
+    writer = PeopleFolder(folder, "adb", ["R58M123ABC"])
+    await writer.keep(played(png))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may grow beyond this one and a bit: it is left with half a line.
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / full).stat().st_size + 10, hard))
+    try:
+        with pytest.raises(CannotKeep):
+            await writer.keep(played(png, "more"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for _ in range(2):
+        await writer.keep(played(png, "more"))
+    writer.close()
+    ids = [episode.id for episode in DataFolder(folder)]
+    assert len(set(ids)) == 3 and [group.id for group in Recording(folder / "rollout").groups()] == ids
 
 
 async def test_what_can_not_be_written_is_said(tmp_path: Path) -> None:

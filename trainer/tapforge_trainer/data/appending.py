@@ -1,7 +1,7 @@
 """A data set that grows, an episode at a time.
 
-- An episode is there once `episode` has returned, whole, and would survive a power failure then; what a writer that was
-  killed left behind is cut off by the next one.
+- An episode is there once `commit` has returned, whole, and would survive a power failure then; what a writer that was
+  killed, or failed, left behind is cut off by the next one. After an error only `close` is of use.
 - What is there already is never written anew: it may have been redacted since.
 
 One writer per folder, which its owner has to see to.
@@ -19,6 +19,7 @@ from typing import Any
 from pydantic_core import PydanticSerializationError
 
 from ..recording.packs import PackWriter
+from ..recording.segments import flush_folder
 from .episodes import VERSION, DataError, Episode
 from .folder import ABOUT, EPISODES, SCREENS, DataFolder
 from .images import ending_of
@@ -50,7 +51,7 @@ class DataAppender:
         return name
 
     def episode(self, episode: Episode) -> None:
-        """Its screens first."""
+        """Its screens first. `commit` makes it part of the set."""
         try:
             line = episode.line()
         except PydanticSerializationError as error:
@@ -62,6 +63,9 @@ class DataAppender:
             os.fsync(file.fileno())
         self._about["episodes"] += 1
         self._about["steps"] += len(episode.steps)
+
+    def commit(self) -> None:
+        """What was written counts from now on."""
         self._say()
 
     def close(self) -> None:
@@ -74,6 +78,7 @@ class DataAppender:
             about.flush()
             os.fsync(about.fileno())
         unfinished.rename(self.folder / ABOUT)
+        flush_folder(self.folder)
 
 
 def _cut(path: Path, lines: int) -> None:

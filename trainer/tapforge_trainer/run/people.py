@@ -3,7 +3,8 @@
     FOLDER/spec.yaml, rollout/                     what `tapforge view` and `data convert recording` read
     FOLDER/data.json, episodes.jsonl, screens/     what `warmStart.data` and `tapforge data` read
 
-It is made when the first episode is kept, and belongs to one process then.
+It is made when the first episode is kept, and belongs to one process then. An episode that can't be written is in
+neither, and can be kept again once there is room.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,9 +59,19 @@ class PeopleFolder:
             raise CannotKeep(str(error)) from error
 
     def close(self) -> None:
+        self._recorder = self._data = None
         self._open.close()
 
     def _keep(self, played: HumanEpisode) -> str:
+        try:
+            return self._write(played)
+        except BaseException:
+            # Half an episode may lie there: the next writers cut it off.
+            with suppress(OSError, RecordingError):
+                self.close()
+            raise
+
+    def _write(self, played: HumanEpisode) -> str:
         recorder, data = self._writers()
         # Unique in the folder, whatever was deleted from it and whatever the clock says.
         self._number = max(self._number + 1, int(1000 * played.ended))
@@ -70,6 +81,7 @@ class PeopleFolder:
         recorder.episode(record, frames, trees)
         recorder.group(GroupRecord(record.group, self._order, record.task, 0, (record,)))
         recorder.sync()
+        data.commit()
         self._order += 1
         return f"{name} in {self._folder}"
 
