@@ -1,7 +1,8 @@
 """The command that installs what is missing: the one place that error messages take it from.
 
 - A command works as it is written, in the environment that reported the error: it names that environment's Python, and
-  pip only where that environment has pip. An environment of uv's (`make setup`) has none, and uv installs there.
+  pip only where that environment has pip. An environment of uv's (`make setup`) has none, and uv installs there: the
+  one on PATH, or the one that `make setup` has put into its cache.
 - An extra is named by its requirements rather than as `tapforge[extra]`: a wheel may come from a folder or a release's
   page, and no package index has to know tapforge.
 - What training needs comes from a lock (`shipped.py`): of vLLM's builds for CPUs no resolver accepts the index's torch.
@@ -9,8 +10,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
@@ -61,7 +64,16 @@ def how_to_install(module: str) -> str | None:
 
 def _installer() -> str:
     python = shlex.quote(sys.executable or "python3")
-    return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    return f"{python} -m pip install" if find_spec("pip") else f"{_uv()} pip install --python {python}"
+
+
+def _uv() -> str:
+    """As the Makefile names its own; "uv" where there is none at all."""
+    if shutil.which("uv"):
+        return "uv"
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tapforge")
+    found = sorted(Path(os.environ.get("TAPFORGE_CACHE") or default).glob("uv-*/bin/uv"), key=os.path.getmtime)
+    return shlex.quote(str(found[-1])) if found else "uv"
 
 
 def _requirements(extra: str = "") -> list[str]:

@@ -41,11 +41,18 @@ def test_each_extra_that_an_error_names_exists() -> None:
         installing.install_extra(extra)
 
 
-def test_pip_is_named_where_this_environment_has_it(monkeypatch) -> None:
+def test_pip_is_named_where_this_environment_has_it(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TAPFORGE_CACHE", str(tmp_path / "a cache"))
+    monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(installing, "find_spec", lambda name: object())
     assert installing.install_package("jinja2") == f"{sys.executable} -m pip install 'jinja2>=3.1'"
     monkeypatch.setattr(installing, "find_spec", lambda name: None)
     assert installing.install_package("nosuch") == f"uv pip install --python {sys.executable} nosuch"
+    # The uv of `make setup`, where PATH has none.
+    uv = tmp_path / "a cache" / "uv-0.1.2" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.touch()
+    assert installing.install_package("nosuch") == f"'{uv}' pip install --python {sys.executable} nosuch"
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
