@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +18,13 @@ from packaging.version import Version
 from .version import chart_version, image_tag
 
 _SECONDS: Final = 60
+_MADE: Final = ("bench-results", "build", "dist", "people", "runs", "test-logs")
 _IMAGE: Final = re.compile(r"\btapforge/(operator|phone|trainer|web):dev\b")
 
 
 def copy(root: Path, stage: Path) -> None:
     if not (root / ".git").exists():
-        ignored = shutil.ignore_patterns(".*", "__pycache__", "dist", "runs", "test-logs", "bench-results")
-        shutil.copytree(root, stage, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(root, stage, ignore=_ignored(root), dirs_exist_ok=True)
         return
     listed = subprocess.run(
         ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True, timeout=_SECONDS, check=True
@@ -33,6 +33,12 @@ def copy(root: Path, stage: Path) -> None:
         if (source := root / name).is_file():
             (stage / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, stage / name)
+
+
+def _ignored(root: Path) -> Callable[[str, list[str]], set[str]]:
+    """Hidden files, caches, and what commands leave at the top of the tree."""
+    everywhere, above = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info"), shutil.ignore_patterns(*_MADE)
+    return lambda folder, names: everywhere(folder, names) | (above(folder, names) if Path(folder) == root else set())
 
 
 def stamp(stage: Path, version: Version) -> None:

@@ -5,6 +5,7 @@
 | the commit of the tag v0.2.0, nothing changed | 0.2.0; `pyproject.toml` has to say so, too |
 | 3 commits after v0.1.0, `pyproject.toml` says 0.1.0 | 0.1.1.dev3+g1a2b3c4 |
 | 3 commits after v0.1.0, `pyproject.toml` says 0.2.0 | 0.2.0.dev3+g1a2b3c4 |
+| 3 commits after v0.2.0rc1, `pyproject.toml` says 0.2.0rc1 or 0.2.0 | 0.2.0rc2.dev3+g1a2b3c4 |
 | 40 commits, no tag, `pyproject.toml` says 0.1.0 | 0.1.0.dev40+g1a2b3c4 |
 | files differ from the commit | the same with .dirty at the end, also at a tag |
 | no git, as in an sdist | what `pyproject.toml` says: a release has written its version there |
@@ -18,7 +19,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 _SECONDS = 60
 
@@ -41,7 +42,10 @@ def version_of(written: str, commit: Commit | None) -> Version:
     """`written`: in pyproject.toml. Raises NoVersion."""
     if commit is None:
         return Version(written)
-    tag, base = Version(commit.tag or "0"), Version(written)
+    try:
+        tag, base = Version(commit.tag or "0"), Version(written)
+    except InvalidVersion as error:
+        raise NoVersion(f"{error} (the newest tag is v{commit.tag}): write 0.2.0 or 0.2.0rc1") from error
     if commit.tag and commit.commits == 0 and not commit.dirty:
         if tag != base:
             raise NoVersion(
@@ -49,9 +53,14 @@ def version_of(written: str, commit: Commit | None) -> Version:
                 "charts/tapforge/Chart.yaml and CHANGELOG.md, commit, and tag that commit"
             )
         return base
-    if base <= tag:
-        base = Version(f"{tag.major}.{tag.minor}.{tag.micro + (0 if tag.is_prerelease else 1)}")
-    return Version(f"{base.base_version}.dev{commit.commits}+g{commit.hash}{'.dirty' if commit.dirty else ''}")
+    number = base.base_version
+    if tag.pre and base.base_version == tag.base_version:
+        # Before the release itself, and after what was tried before it.
+        pre = max(tag.pre, base.pre or tag.pre)
+        number += f"{pre[0]}{pre[1] + (1 if pre == tag.pre else 0)}"
+    elif base <= tag:
+        number = f"{tag.major}.{tag.minor}.{tag.micro + 1}"
+    return Version(f"{number}.dev{commit.commits}+g{commit.hash}{'.dirty' if commit.dirty else ''}")
 
 
 def is_release(version: Version) -> bool:
@@ -59,10 +68,11 @@ def is_release(version: Version) -> bool:
 
 
 def chart_version(version: Version) -> str:
-    """As SemVer writes it, which is what Helm takes: 0.1.1-dev.3+g1a2b3c4, 0.2.0-rc.1."""
+    """As SemVer writes it, which is what Helm takes: 0.1.1-dev.3+g1a2b3c4, 0.2.0-rc.1. SemVer puts rc.2.dev.3 behind
+    rc.2, so 0.2.0rc2.dev3 is 0.2.0-rc.1.dev.3: between rc.1 and rc.2."""
     base = version.base_version
     if version.pre:
-        base += f"-{version.pre[0]}.{version.pre[1]}"
+        base += f"-{version.pre[0]}.{max(0, version.pre[1] - (version.dev is not None))}"
     if version.dev is not None:
         base += f"{'.' if version.pre else '-'}dev.{version.dev}"
     return base + (f"+{version.local}" if version.local else "")

@@ -25,7 +25,13 @@ ROOT = Path(__file__).parents[2]
         ("0.2.0rc1", Commit("0.2.0rc1", 0, "1a2b3c4", False), "0.2.0rc1", "0.2.0-rc.1", "0.2.0-rc.1"),
         ("0.1.0", Commit("0.1.0", 3, "1a2b3c4", False), "0.1.1.dev3+g1a2b3c4", "0.1.1-dev.3+g1a2b3c4", None),
         ("0.2.0", Commit("0.1.0", 3, "1a2b3c4", False), "0.2.0.dev3+g1a2b3c4", "0.2.0-dev.3+g1a2b3c4", None),
-        ("0.2.0rc1", Commit("0.2.0rc1", 2, "1a2b3c4", False), "0.2.0.dev2+g1a2b3c4", "0.2.0-dev.2+g1a2b3c4", None),
+        (
+            "0.2.0rc1",
+            Commit("0.2.0rc1", 2, "1a2b3c4", False),
+            "0.2.0rc2.dev2+g1a2b3c4",
+            "0.2.0-rc.1.dev.2+g1a2b3c4",
+            None,
+        ),
         ("0.1.0", Commit("", 40, "1a2b3c4", False), "0.1.0.dev40+g1a2b3c4", "0.1.0-dev.40+g1a2b3c4", None),
         ("0.1.0", Commit("0.1.0", 0, "1a2b3c4", True), "0.1.1.dev0+g1a2b3c4.dirty", "0.1.1-dev.0+g1a2b3c4.dirty", None),
         ("0.3.0", None, "0.3.0", "0.3.0", "0.3.0"),
@@ -40,11 +46,17 @@ def test_versions(written: str, commit: Commit | None, version: str, chart: str,
 def test_a_commit_is_older_than_the_release_that_it_leads_to_and_newer_than_the_one_before() -> None:
     after = version_of("0.1.0", Commit("0.1.0", 3, "1a2b3c4", False))
     assert Version("0.1.0") < after < Version("0.1.1")
+    for written in ("0.2.0rc1", "0.2.0rc2", "0.2.0"):
+        after = version_of(written, Commit("0.2.0rc1", 3, "1a2b3c4", False))
+        assert Version("0.2.0rc1") < after < Version("0.2.0rc2")
+    assert version_of("0.3.0rc1", Commit("0.2.0rc1", 3, "1a2b3c4", False)) < Version("0.3.0rc1")
 
 
 def test_a_tag_that_the_files_contradict_is_refused() -> None:
     with pytest.raises(NoVersion, match="the tag is v0.2.0, and pyproject.toml says 0.1.0: write"):
         version_of("0.1.0", Commit("0.2.0", 0, "1a2b3c4", False))
+    with pytest.raises(NoVersion, match="the newest tag is v1-old"):
+        version_of("0.1.0", Commit("1-old", 3, "1a2b3c4", False))
 
 
 def test_a_checkout_gets_its_version_from_its_tags_and_says_it_everywhere(tmp_path: Path) -> None:
@@ -82,6 +94,15 @@ def test_a_checkout_gets_its_version_from_its_tags_and_says_it_everywhere(tmp_pa
     assert (chart["version"], chart["appVersion"]) == (chart_version(version), str(version))
     assert yaml.safe_load((stage / "charts/tapforge/values.yaml").read_text())["image"]["tag"] == image_tag(version)
     assert f"tapforge/phone:{image_tag(version)}" in (stage / "manifests/pool.yaml").read_text()
+
+
+def test_an_unpacked_source_distribution_leaves_out_what_commands_made_in_it(tmp_path: Path) -> None:
+    for name in ("build/site/index.html", "dist/a.whl", ".venv/bin/python", "trainer/build/kept.py", "a b/ü.txt"):
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).touch()
+    copy(tmp_path / "root", tmp_path / "stage")
+    found = sorted(str(path.relative_to(tmp_path / "stage")) for path in (tmp_path / "stage").rglob("*.*"))
+    assert found == ["a b/ü.txt", "trainer/build/kept.py"]
 
 
 def test_the_changelog_has_the_version_that_the_package_says() -> None:
