@@ -167,11 +167,19 @@ async def test_an_endpoint_that_is_down_is_said_and_ends_it(tmp_path: Path) -> N
     """Two phones: their questions are given up one after another, long before eight in a row are."""
     said: list[str] = []
     options = CollectOptions("http://127.0.0.1:9/v1", "teacher", tmp_path / "set", 6, answer_seconds=3)
-    with pytest.raises(SetupError, match=r"127\.0\.0\.1:9.* no answer came for \d s"):
+    with pytest.raises(SetupError, match=r"127\.0\.0\.1:9.* no answer came for \d+ s"):
         await collect_session(run_of(), tmp_path / "runs", StopSignal(10), options, said.append)
     assert any(re.match(r"waiting for teacher: \d+ requests failed in .* it ends after 6 s", line) for line in said), (
         said
     )
+
+
+async def test_an_endpoint_that_takes_questions_and_never_answers_ends_it_as_soon(tmp_path: Path) -> None:
+    """Each question has time for one request, which its own end cuts off."""
+    with pytest.raises(SetupError, match=r"last: no answer came; no answer came for \d+ s \(--answer-seconds\)"):
+        await collected(tmp_path, teacher_of(run_of(), slow=600), answer_seconds=6)
+    failed = [line for line in (tmp_path / "set" / "collect.jsonl").read_text().splitlines() if '"slow"' in line]
+    assert 2 <= len(failed) < 8, "one for each question that was given up"
 
 
 async def test_a_wrong_name_is_put_right_in_the_same_folder(tmp_path: Path) -> None:

@@ -155,13 +155,18 @@ class Endpoint:
         fails, also if the next one doesn't. Raises EndpointError."""
         loop = asyncio.get_running_loop()
         what = f"{model.name} at {self.shown}{path} (model {model.model})"
-        pause, wrong, last = _FIRST_PAUSE, 0, "it wasn't its turn: other questions were waiting"
+        pause, wrong, last = _FIRST_PAUSE, 0, ""
         while True:
+            sent = False
             try:
                 async with asyncio.timeout_at(deadline), self._place():
+                    sent = True
                     return await self._once(path, body, headers, model, read, usage, secret)
             except TimeoutError:
-                raise EndpointError(f"{what}: no usable answer before the deadline; last: {last}") from None
+                why = "no answer came" if sent else "it wasn't its turn: other questions were waiting"
+                if sent and failing is not None:
+                    failing("slow", why)
+                raise EndpointError(f"{what}: no usable answer before the deadline; last: {last or why}") from None
             except _Failed as failed:
                 last, wrong = str(failed), wrong + failed.wrong
                 if failing is not None:
