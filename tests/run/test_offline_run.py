@@ -12,6 +12,7 @@ from tapforge_trainer.data.demo import ROWS, demo
 from tapforge_trainer.data.folder import DataFolder
 from tapforge_trainer.data.sets import split
 from tapforge_trainer.data.sources import read
+from tapforge_trainer.telemetry.schema import ImitationEpoch
 
 pytestmark = pytest.mark.long
 
@@ -58,6 +59,8 @@ def test_a_student_moves_towards_a_trained_teacher_whatever_rewards_say(tmp_path
 
     taught = typed("sft", "teacher", "warmStart.steps=100")
     assert "epoch 1: loss " in taught.finished.said, taught.finished.said
+    passes = [ImitationEpoch.model_validate(event) for event in taught.events("imitation_epoch")]
+    assert passes[-1].loss < passes[0].loss and passes[0].held_out_loss is None
     teacher = "{teacher: {path: {folder: runs/teacher/sft}}, rewards: ignored}"
     run = typed("run", "student", "warmStart.steps=8", f"algorithm.distillation={teacher}")
     apart = [update["learner"]["distillation_kl"] for update in run.events("update")]
@@ -87,7 +90,7 @@ def test_a_run_learns_from_recorded_steps_and_starts_no_phone(tmp_path: Path) ->
     again = Run(tmp_path / "runs" / "again", tmp_path / "offline.yaml", imitated)
     assert imitated.code == 0, imitated.said
     epochs = again.events("imitation_epoch")
-    assert [epoch["number"] for epoch in epochs] == [1, 2] and epochs[0]["best"]
+    assert [ImitationEpoch.model_validate(epoch).number for epoch in epochs] == [1, 2] and epochs[0]["best"]
     assert all(0 <= epoch["answers"]["type_accuracy"] <= 1 and epoch["held_out_loss"] > 0 for epoch in epochs)
     best = min(epochs, key=lambda epoch: epoch["held_out_loss"])
     assert f"of epoch {best['number']} of 2" in imitated.out and (again.folder / "sft" / "config.json").is_file()

@@ -122,8 +122,8 @@ class ImitationEpoch(Event):
     event: Literal["imitation_epoch"]
     number: int = Field(description="of the pass, from 1")
     steps: int = Field(description="optimizer steps so far")
-    loss: float = Field(description="of the last optimizer step, nats per token")
-    held_out_loss: float = Field(description="of the held-out steps, nats per token")
+    loss: float = Field(description="mean of its optimizer steps, nats per token")
+    held_out_loss: float | None = Field(None, description="of the held-out steps, nats per token; absent without any")
     best: bool | None = Field(None, description="`tapforge sft`: no earlier pass had a lower held-out loss")
     answers: dict[str, Any] | None = Field(None, description="`tapforge sft`: what it answers to held-out steps")
 
