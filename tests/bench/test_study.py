@@ -13,6 +13,7 @@ from load import offpolicy, paired
 from load.arms import ARMS, arrays
 from load.credit import WEIGHTS, Policy, chain, play, played, step
 from load.picture import picture
+from study import ENDS_ALONE
 
 SCRIPT = Path("bench/study.py")
 
@@ -106,14 +107,20 @@ def test_the_page_has_the_figures_of_the_files_beside_it():
     page = Path("docs/studies.md").read_text()
     credit, rest = page.split("## Credit beside the truth")
     truth, older = rest.split("## Samples of older weights")
-    arms = json.loads(Path("docs/studies/algorithms.json").read_text())["credit, signal outcome"]["arms"]
-    shown = rows_of(credit)
-    assert shown.keys() == arms.keys()
-    for name, of in arms.items():
-        assert shown[name][0] == f"{100 * of['mean']:.1f} ± {100 * of['ci95']:.1f} %"
-        if name != "grpo":
-            versus = of["vs_grpo"]
-            assert shown[name][1] == f"{100 * versus['mean']:+.1f} ± {100 * versus['ci95']:.1f}"
+    studies = json.loads(Path("docs/studies/algorithms.json").read_text())
+    by_outcome, by_reward = map(rows_of, credit.split("## Credit, with `signal: reward`"))
+    assert by_outcome.keys() == studies["credit, signal outcome"]["arms"].keys()
+    assert by_reward.keys() == by_outcome.keys() - (ENDS_ALONE - {"grpo"})
+    for signal, shown in (("outcome", by_outcome), ("reward", by_reward)):
+        for name, cells in shown.items():
+            of = studies[f"credit, signal {signal}"]["arms"][name]
+            said = [f"{100 * of['mean']:.1f} ± {100 * of['ci95']:.1f} %"]
+            if versus := of.get("vs_grpo"):
+                p = versus["p_holm"]
+                said += [f"{100 * versus['mean']:+.1f} ± {100 * versus['ci95']:.1f}"]
+                said += ["< 0.001" if p < 0.001 else f"{p:.2f}"]
+            assert cells[: len(said)] == said, (signal, name)
+    assert all(cells[-1] == by_outcome[name][0].split(" ± ")[0] + " %" for name, cells in by_reward.items())
     tables = json.loads(Path("docs/studies/forks.json").read_text())
     figures = ("early", "middle", "late", "wrong_sign", "direction", "one_update")
     for name, cells in rows_of(truth).items():
@@ -122,7 +129,6 @@ def test_the_page_has_the_figures_of_the_files_beside_it():
             versus = of.get("vs_grpo", {})
             said = f"{versus['mean']:+.2f} ± {versus['ci95']:.2f}" if versus else f"{of['mean']:.2f}"
             assert cell == said, (name, figure)
-    studies = json.loads(Path("docs/studies/algorithms.json").read_text())
     for name, cells in rows_of(older).items():
         for staleness, cell in zip((0, 2, 8), cells, strict=False):
             of = studies[f"off-policy, staleness {staleness}"]["arms"][name]
