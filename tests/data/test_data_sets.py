@@ -42,6 +42,12 @@ def demo_set(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
     return made("verl", folder / "verl" / ROWS, folder / "set", max_bad=0.0)
 
 
+def test_a_file_without_rows_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("")
+    with pytest.raises(DataError, match="there are no rows to convert"):
+        made("verl", tmp_path / "rows.jsonl", tmp_path / "set")
+
+
 # --- the format -------------------------------------------------------------------------------------------------------
 
 

@@ -171,7 +171,7 @@ def test_rico(tmp_path: Path) -> None:
     root = element(None, [0, 0, 1440, 2560], row, icon)
     gestures = {
         "2": [[0.2, 0.15]], "10": [[0.3, 0.9], [0.305, 0.9]], "11": [[0.5, 0.8], [0.5, 0.2]], "12": [[0.9, 0.9]],
-        "13": [[1.2, 0.5]], "14": "left", "15": [], "16": [[0.2, 0.15]], "17": [[0.2, 0.15]],
+        "13": [[1.2, 0.5]], "14": "left", "15": [], "16": [[0.2, 0.15]], "9" * 5000: [[0.2, 0.15]],
     }  # fmt: skip
     (trace / "gestures.json").write_text(json.dumps(gestures))
     for number in (2, 10, 11, 12, 13, 14, 15, 16):
@@ -198,7 +198,8 @@ def test_rico(tmp_path: Path) -> None:
     [whole] = made("rico", tmp_path / "filtered_traces", tmp_path / "whole", goals=str(goals))
     assert whole.task.goal == "Save the menu" and whole.outcome == "unknown"
     assert [step.action and step.action.type for step in whole.steps] == ["tap", "tap", "swipe", None]
-    for wrong, words in (('{"a": 3}', "JSON object of goals"), ("[", "is not JSON")):
+    other = ('{"com.other/trace_0": "Go"}', "names none of the 1 traces, of which the first is com.example/trace_0")
+    for wrong, words in (('{"a": 3}', "JSON object of goals"), ("[", "is not JSON"), other):
         goals.write_text(wrong)
         with pytest.raises(DataError, match=words):
             made("rico", tmp_path / "filtered_traces", tmp_path / "none", goals=str(goals))

@@ -108,6 +108,8 @@ def convert(
             seen.add(content)
         bad = rejected.total - rejected.counts.get("duplicate", 0)
         rows_read = writer.episodes + rejected.total
+        if not rows_read:
+            raise DataError("there are no rows to convert")
         if not writer.episodes or bad > max_bad * rows_read:
             raise DataError(
                 f"{bad:,} of {rows_read:,} rows can't be used"

@@ -39,9 +39,10 @@ def rico(path: Path, /, *, goals: str = "") -> Iterator[Row | Bad]:
     if not files:
         raise DataError(f"{path} has no gestures.json; name the folder filtered_traces")
     named = _goals(Path(goals)) if goals else None
+    if named is not None and not any(_name(file) in named for file in files):
+        raise DataError(f"{goals} names none of the {len(files):,} traces, of which the first is {_name(files[0])}")
     for file in files:
-        trace = file.parent
-        name = f"{trace.parent.name}/{trace.name}"
+        trace, name = file.parent, _name(file)
         if named is not None and name not in named:
             continue
         try:
@@ -51,13 +52,18 @@ def rico(path: Path, /, *, goals: str = "") -> Iterator[Row | Bad]:
         except DataError as error:
             yield Bad(name, "row", str(error))
             continue
-        screens = sorted((key for key in gestures if key.isascii() and key.isdecimal()), key=int)
+        numbers = [key for key in gestures if key.isascii() and key.isdecimal()]
+        screens = sorted(numbers, key=lambda number: (len(number), number))
         if named is not None:
             yield _trace(name, named[name], trace, gestures, screens)
         else:
             for screen in screens:
                 if gestures[screen]:
                     yield _tap(f"{name} screen {screen}", trace, screen, gestures[screen])
+
+
+def _name(gestures: Path) -> str:
+    return f"{gestures.parent.parent.name}/{gestures.parent.name}"
 
 
 def _trace(name: str, goal: str, trace: Path, gestures: dict[str, Any], screens: list[str]) -> Row | Bad:
