@@ -71,6 +71,9 @@ def test_a_template_that_leaves_out_what_it_opened_is_named(tmp_path: Path, open
     assert words in note and str(folder / "chat_template.jinja") in note
     assert JOINED not in render(plan(wanted, LocalFiles(model=facts_of(wanted))))
     assert notes(run(folder, "qwen3-vl", "model.contextTokens=10240")) == ()  # a window that slides
+    turns = run(folder, "qwen3-vl", *BLOCKS, "model.adapter.prompt=turns")
+    assert notes(turns) == (), "a prompt that is written without the template"
+    assert JOINED in render(plan(turns, LocalFiles(model=facts_of(turns))))
 
 
 @pytest.mark.parametrize(

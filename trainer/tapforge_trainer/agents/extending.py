@@ -42,7 +42,7 @@ def prompts_differ(prompt_file: PromptFile | None, context: str | None) -> Itera
 def template_breaks(agent: ChatAgent) -> Iterator[str]:
     """What the chat template does. `agent`: in blocks, with the prompt of its adapter and without a context."""
     template = agent.chat.template.origin
-    if agent.chat.opened:
+    if agent.chat.opened and agent.window.prompt == "full":  # others are written without the template
         yield (
             f"{template} opens a thought ({agent.chat.opened}) in each answer, and earlier turns are shown without "
             "their thoughts; use the model's Instruct edition, or a template that opens none"
