@@ -26,23 +26,21 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from load.machine import machine, show, write
 from load.paired import commit, table
+from load.whole_runs import PATIENCE, TAPFORGE, options, tapforge
 
 from tapforge_trainer.run.folder import read_events
 
 FILE = Path("bench-results/distillation.json")
 #: updates between two measurements
 EVERY = 3
-#: of a command, seconds
-PATIENCE = 3600.0
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1
@@ -72,14 +70,36 @@ START = "{demonstrations: 1000, steps: 100, batchSize: 64, learningRate: 1e-3, w
 ARMS = {"grpo": None, "distilled": "ignored", "both": "kept"}
 
 
+def settings(arm: str, seed: int, updates: int) -> list[str]:
+    sets = [
+        f"seed={seed}",
+        "model.source={path: {folder: runs/start/sft}}",
+        f"stop.maxUpdates={updates}",
+        f"evaluation.everyUpdates={EVERY}",
+    ]
+    if ARMS[arm] is not None:
+        teacher = "{path: {folder: runs/teacher/sft}}"
+        sets.append(f"algorithm.distillation={{teacher: {teacher}, rewards: {ARMS[arm]}}}")
+    return sets
+
+
+def exported(place: Path, name: str, warm_start: str) -> Path:
+    """The imitated model, made once."""
+    folder = place / "runs" / name / "sft"
+    if not (folder / "config.json").exists():
+        shutil.rmtree(place / "runs" / name, ignore_errors=True)
+        tapforge("sft", place / "runs", (f"metadata.name={name}", f"warmStart={warm_start}"), file=place / "run.yaml")
+    return folder
+
+
 @contextmanager
-def command(place: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`tapforge WORDS` in a group of its own, with a log; what is left of it is ended."""
+def started(place: Path, sets: Iterable[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in a group of its own, with a log; what is left of it is ended."""
     with (place / "log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tapforge_trainer.cli.main", *words],
+            [*TAPFORGE, "run", "-f", "run.yaml", *options(sets)],
             cwd=place,
-            stdout=subprocess.PIPE if words[0] == "eval" else log,
+            stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -92,45 +112,13 @@ def command(place: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def done(place: Path, *words: str) -> str:
-    """What `tapforge eval` prints; nothing of others, whose output is in the log."""
-    with command(place, *words) as process:
-        out, _ = process.communicate(timeout=PATIENCE)
-    if process.returncode:
-        raise SystemExit(f"tapforge {' '.join(words)} ended with {process.returncode}: see {place / 'log'}")
-    return (out or b"").decode()
-
-
-def options(**values: str) -> list[str]:
-    return [word for name, value in values.items() for word in ("--set", f"{name.replace('__', '.')}={value}")]
-
-
-def exported(place: Path, name: str, warm_start: str) -> Path:
-    """The imitated model, made once."""
-    folder = place / "runs" / name / "sft"
-    if not (folder / "config.json").exists():
-        shutil.rmtree(place / "runs" / name, ignore_errors=True)
-        done(place, "sft", "-f", "run.yaml", *options(metadata__name=name, warmStart=warm_start))
-    return folder
-
-
 def trained(place: Path, arm: str, seed: int, updates: int, floor: float) -> dict[str, Any]:
     """A run until it has reached `floor` or its last update. `measured`: [update, environment steps, success]."""
     name = f"{arm}-{seed}"
     folder = place / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
-    values = {
-        "metadata__name": name,
-        "seed": str(seed),
-        "model__source": "{path: {folder: runs/start/sft}}",
-        "stop__maxUpdates": str(updates),
-        "evaluation__everyUpdates": str(EVERY),
-    }
-    if ARMS[arm] is not None:
-        teacher = "{path: {folder: runs/teacher/sft}}"
-        values["algorithm__distillation"] = f"{{teacher: {teacher}, rewards: {ARMS[arm]}}}"
     begun, found = time.monotonic(), []
-    with command(place, "run", "-f", "run.yaml", *options(**values)) as process:
+    with started(place, (f"metadata.name={name}", *settings(arm, seed, updates))) as process:
         while process.poll() is None and time.monotonic() - begun < PATIENCE:
             time.sleep(0.5)
             found = measured(folder)
@@ -143,9 +131,10 @@ def trained(place: Path, arm: str, seed: int, updates: int, floor: float) -> dic
             found = measured(folder)
             if process.returncode:
                 raise SystemExit(f"{name} ended with {process.returncode}: see {place / 'log'}")
-    reached = found[-1][2] >= floor
-    if not reached and found[-1][0] < updates:
-        raise SystemExit(f"{name} was at update {found[-1][0]} of {updates} after {PATIENCE:.0f} s")
+    reached = bool(found) and found[-1][2] >= floor
+    if not reached and (not found or found[-1][0] < updates):
+        at = found[-1][0] if found else 0
+        raise SystemExit(f"{name} was at update {at} of {updates} after {time.monotonic() - begun:.0f} s")
     shutil.rmtree(folder, ignore_errors=True)
     figures = {"steps": found[-1][1], "reached": reached, "measured": found}
     return figures | {"seconds": round(time.monotonic() - begun, 1)}
@@ -186,7 +175,8 @@ def main() -> None:
     exported(place, "start", START)
     teacher = exported(place, "teacher", TEACHER)
     if "teacher" not in study:
-        said = done(place, "eval", "-f", "run.yaml", *options(metadata__name="measured"), "--model", str(teacher))
+        sets, model = ("metadata.name=measured",), ("--model", str(teacher))
+        said = tapforge("eval", place / "runs", sets, *model, file=place / "run.yaml")
         study["teacher"] = json.loads(said)["greedy"]
         write(args.file, study)
     floor = study["teacher"]["interval"][0]

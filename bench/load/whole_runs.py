@@ -38,7 +38,7 @@ RUN = (
     "checkpoints.export=false",
     "stop.maxSeconds=null",
 )
-_TAPFORGE = (sys.executable, "-m", "tapforge_trainer.cli.main")
+TAPFORGE = (sys.executable, "-m", "tapforge_trainer.cli.main")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,17 @@ class Study:
         return (*self.common, *(() if self.shared else self.arms[arm]), *self.start)
 
 
-def tapforge(command: str, runs: Path, sets: Iterable[str]) -> None:
-    """Raises RuntimeError with the end of what the command said."""
-    words = [word for one in sets for word in ("--set", one if one.startswith("metadata.") else f"spec.{one}")]
-    words = [*_TAPFORGE, command, "-f", str(SAMPLE), "--runs", str(runs), *words]
+def options(sets: Iterable[str]) -> list[str]:
+    return [word for one in sets for word in ("--set", one if one.startswith("metadata.") else f"spec.{one}")]
+
+
+def tapforge(command: str, runs: Path, sets: Iterable[str], *more: str, file: Path = SAMPLE) -> str:
+    """What it prints. Raises RuntimeError with the end of what the command said."""
+    words = [*TAPFORGE, command, "-f", str(file), "--runs", str(runs), *options(sets), *more]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout
 
 
 def started(study: Study, arm: str, folder: Path) -> Path:
@@ -96,7 +100,7 @@ def judges(study: Study) -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         urls = {}
         for url, options in study.judges.items():
-            command = (*_TAPFORGE, "judge", "serve", "--port", "0", *options)
+            command = (*TAPFORGE, "judge", "serve", "--port", "0", *options)
             server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(server.terminate)
             assert server.stdout is not None

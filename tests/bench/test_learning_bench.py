@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import distillation
 import learning
 import pytest
 from load import whole_runs
@@ -39,6 +40,26 @@ def test_a_pair_that_is_in_the_file_is_not_run_again(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert file.read_text() == before and "blocks" in done.stdout and "0.0" in done.stdout
+
+
+@pytest.mark.parametrize("arm", distillation.ARMS)
+def test_each_arm_of_the_study_of_distillation_is_a_run_from_the_same_start(arm: str, tmp_path: Path) -> None:
+    (file := tmp_path / "run.yaml").write_text(distillation.SPEC)
+    spec = load(file, whole_runs.options(distillation.settings(arm, 3, 24))[1::2]).spec
+    taught = spec.algorithm.distillation
+    assert (taught and taught.rewards) == distillation.ARMS[arm] and spec.seed == 3 and spec.warm_start is None
+    assert spec.model.source.path is not None and spec.stop.max_updates % spec.evaluation.every_updates == 0
+
+
+def test_environment_steps_of_the_study_of_distillation_are_those_until_a_measurement(tmp_path: Path) -> None:
+    assert distillation.measured(tmp_path) == []
+    lines: list[dict[str, object]] = [{"event": "evaluation", "mode": "greedy", "update": 0, "success": 0.3}]
+    for update in range(1, 5):
+        lines.append({"event": "update", "update": update, "episodes": 64, "steps_mean": None if update == 2 else 2.5})
+        if update in (3, 4):
+            lines.append({"event": "evaluation", "mode": "greedy", "update": update, "success": 0.1 * update})
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert distillation.measured(tmp_path) == [(0, 0, 0.3), (3, 320, pytest.approx(0.3)), (4, 480, 0.4)]
 
 
 def test_the_page_has_the_figures_of_the_file_beside_it() -> None:
