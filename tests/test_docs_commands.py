@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,7 @@ def _parsed(command: click.Command, rest: list[str]) -> dict[str, Any]:
 
 def test_there_are_commands() -> None:
     assert len(ALL) > 200 and sum(one.program == "tapforge" for one in ALL) > 80
+    assert {(one.page, " ".join(one.words)) for one in ALL} >= REFUSED
 
 
 @pytest.mark.parametrize("command", [one for one in ALL if one.program == "tapforge"], ids=str)
@@ -156,10 +158,13 @@ def test_flags_of_the_operator_are_there(command: Command) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if COMMANDS[page]], ids=lambda page: page.stem)
 def test_what_plans_shows_and_converts_does(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the page's order; a line that reads what an earlier one, not run here, would have written is left out."""
+    """In the page's order, with the samples that it copies; a line that reads what an earlier one, not run here, would
+    have written is left out."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "manifests").symlink_to(ROOT / "manifests")
     for command in COMMANDS[page]:
+        if command.program == "cp" and len(command.words) == 3 and Path(command.words[1]).is_file():
+            shutil.copy(command.words[1], Path(command.words[2]).name)
         if command.program != "tapforge":
             continue
         name, _, rest = _command(command.words)
