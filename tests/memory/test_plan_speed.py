@@ -68,6 +68,9 @@ def test_phones_that_the_file_does_not_count_are_said_and_can_be_given() -> None
     assert code == 0 and "(the most that may play, as the file doesn't say how many there are: --phones)" in text
     code, text = plan("-f", str(SAMPLES / "run-qwen3-vl-8b.yaml"), *auto, "--phones", "3")
     assert code == 0 and "and 3 phones: a step" in text
+    for more, known in ((), False), (("--phones", "3"), True):
+        code, text = plan("-f", str(SAMPLES / "run-qwen3-vl-8b.yaml"), *auto, *more, "--output", "json")
+        assert code == 0 and json.loads(text)["phones_known"] is known
 
 
 @pytest.mark.parametrize("players", [1, 8, 64, 512])

@@ -67,9 +67,10 @@ def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_F
     except (FolderError, UnknownCard, ValueError) as error:
         raise ConfigurationError(str(error)) from error
     phones = enough_players(work, assumed, card, min(_MOST_PHONES, _admitted(run)))
-    if options.output == "json":
-        return json.dumps(_as_json(work, assumed, card, (low, high), better, phones), indent=2)
     counted = options.phones is not None or _slots(run, files) is not None
+    if options.output == "json":
+        found = {**_as_json(work, assumed, card, (low, high), better, phones), "phones_known": counted}
+        return json.dumps(found, indent=2)
     return _render(work, assumed, card, named, (low, high), better, phones, counted=counted)
 
 
