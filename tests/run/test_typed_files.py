@@ -45,7 +45,7 @@ def typed(*words: str, stdin: str | bytes = "") -> tuple[int, str]:
     [
         pytest.param("", "standard input: 1 problem\n  is empty", id="nothing"),
         pytest.param("good.yaml", "standard input: 1 problem\n  line 1: holds no object but str", id="a file's name"),
-        pytest.param(b"a: \xe4\n", "standard input: 1 problem\n  is no UTF-8 text", id="no text"),
+        pytest.param(b"a: \xe4\n", "standard input: 1 problem\n  is not UTF-8 text", id="no text"),
         pytest.param("spec: [", "standard input: 1 problem\n  line 1", id="no YAML"),
     ],
 )

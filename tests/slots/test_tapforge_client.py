@@ -213,7 +213,7 @@ def test_somebody_else_on_the_phone_is_a_lost_lease():
             await client.reset(TASK)
             await client.step(Home(), 0)
             await TapforgeClient(server.url(), session, PATIENT).reset(TASK)
-            with pytest.raises(EnvironmentFault, match="somebody else") as caught:
+            with pytest.raises(EnvironmentFault, match="another client uses this phone") as caught:
                 await client.step(Home(), 1)
             assert caught.value.reason is Reason.LEASE_LOST
 

@@ -177,7 +177,7 @@ def source_of(file: Path) -> Source:
     try:
         return Text(meta[_STDIN_TEXT].decode(), name)
     except UnicodeDecodeError as error:
-        raise SpecError(name, [Problem(f"is no UTF-8 text: {error.reason} at byte {error.start}")]) from error
+        raise SpecError(name, [Problem(f"is not UTF-8 text: {error.reason} at byte {error.start}")]) from error
 
 
 def read_run(file: Path, overrides: Sequence[str]) -> TrainingRun:
