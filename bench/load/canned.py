@@ -152,7 +152,7 @@ async def _serve(phones: Phones) -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
-    await asyncio.Event().wait()  # until the process is ended by who started it
+    await asyncio.Event().wait()  # until the process is ended by its parent
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def child(module: str, *arguments: str) -> subprocess.Popen[str]:
-    """`python -m module`; who starts it ends it."""
+    """`python -m module`; the caller ends it."""
     paths = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "PYTHONPATH": paths}

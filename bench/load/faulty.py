@@ -1,4 +1,4 @@
-"""Simulated phones, a part of which is sick on a seeded schedule, and their own log of who asked what.
+"""Simulated phones, a part of which is sick on a seeded schedule, and their own log of requests.
 
     python -m load.faulty --phones 16 --first 0 --sick 3 7 --seed 0 --log FILE
 

@@ -191,9 +191,9 @@ async def test_something_else_on_the_port_is_named():
 @pytest.mark.parametrize(
     ("states", "words"),
     [
-        ("exact", "states are told by exact keys"),
-        ("ui", "states are told by UI trees, within the app"),
-        ("frame", "states are told by frames, within the app"),
+        ("exact", "states are keyed by exact keys"),
+        ("ui", "states are keyed by UI trees, within the app"),
+        ("frame", "states are keyed by frames, within the app"),
     ],
 )
 def test_it_says_by_what_states_are_told(start_server, capsys, states, words):

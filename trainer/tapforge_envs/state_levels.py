@@ -37,7 +37,7 @@ class StateLevels:
             for level, what in _LEVELS.items()
             if self._told[level]
         ]
-        words = f"states are told by {', else by '.join(found)}"
+        words = f"states are keyed by {', else by '.join(found)}"
         if self._told["exact"] == total:
             return words
         apart = " and ".join(f"the {name}" for name in sorted(self._apart))

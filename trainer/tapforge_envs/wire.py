@@ -10,7 +10,7 @@
 
 - An observation travels as one line of JSON (`ObservationHead`), a newline, and the bytes of the frame: no base64.
   `app`, `window`, `state_key` and `ui_tree` tell states apart (docs/states.md); each may be missing. That of a reset
-  may say `goal` and `feasible`, where the server knows more of the task than it was told.
+  may say `goal` and `feasible`, where the server knows more of the task than the request says.
 - `episode` fences: a reset starts a new episode and ends the one before; a call with another episode's id gets 409.
 - An index that was answered is answered again with the stored bytes; an index from the future gets 409.
 - A request that can't be read gets 400, an unknown suite or template 404, each with {"error": "..."} that names the
@@ -63,7 +63,7 @@ FENCE_HEADER: Final = "Tapforge-Fence"
 ANSWERS_HEADER: Final = "Tapforge-Answers"
 #: environment variable with the token that clients send to servers of this protocol, and to no other
 TOKEN_VARIABLE: Final = "TAPFORGE_PHONE_TOKEN"
-#: words for programs in the body of a 409, as "reason": who asks has no claim of this phone (any more)
+#: words for programs in the body of a 409, as "reason": the client has no claim of this phone (any more)
 STALE_FENCE: Final = "stale_fence"
 WRONG_SLOT: Final = "wrong_slot"
 NO_FENCE: Final = "no_fence"

@@ -51,7 +51,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Seconds where nothing else is said."""
+    """Seconds, unless a field says otherwise."""
 
     #: malformed answers in a row that end an episode
     max_parse_failures: int = 3
@@ -65,12 +65,12 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRequest:
-    """All that playing an attempt needs, besides a phone and who plays."""
+    """All that playing an attempt needs, besides a phone and a player."""
 
     attempt: Attempt
     sampling: Sampling
     limits: EpisodeLimits = EpisodeLimits()
-    #: who answers; "": the policy that learns
+    #: the one that answers; "": the policy that learns
     policy: str = ""
     #: whether the environment says how the episode ended; else its rewards do, later
     verified: bool = True

@@ -91,7 +91,7 @@ class Policy:
         self._restarts = RestartBudget(settings.engine.restarts_per_hour if settings.engine is not None else 0)
 
     async def start_ray(self) -> None:
-        """For who needs it before learner and engines; may be called again."""
+        """For callers that need it before learner and engines; may be called again."""
         with own_signals():
             if self._ray is None:
                 self._ray = asyncio.create_task(asyncio.to_thread(start_ray, self.settings.keep_ray))

@@ -211,7 +211,7 @@ def refusal_to_listen(host: str, token: str) -> str:
         here = False
     if here or token:
         return ""
-    return f"{host} can be reached by others, who would drive the phones: set a token (--token-file), or use 127.0.0.1"
+    return f"{host} is reachable from outside, and so are the phones: set a token (--token-file), or use 127.0.0.1"
 
 
 async def serve(bridge: Bridge, adb_port: int | None = None, page: PageOptions | None = None) -> int:

@@ -269,7 +269,7 @@ class BridgeSlot:
             log.warning("the end of episode %s: %s", running.id, fault)
 
     async def _asked(self) -> str:
-        """The instance, after the server behind it was asked who it is."""
+        """The instance, after the server behind it was asked for its identity."""
         behind = await self._within("health", self._deadlines.health, self._probe())
         if behind != self._behind:
             before, self._behind = self._behind, behind

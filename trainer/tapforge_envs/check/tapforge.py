@@ -4,7 +4,7 @@ Rules that are checked: health, task list, what an observation is (hash, size, d
 equal steps give equal bytes, a re-sent step is answered from the store and not executed again, steps from the future
 and other episodes' calls are refused (409), malformed requests (400), unknown names (404), coordinates 0 and 1, a
 verdict before the end, the end of an episode, close, claims (a fence older than the newest, another slot's claim), and
-that the process stays the same one all the while. Beside the rules it says by what states are told apart.
+that the process stays the same one all the while. Beside the rules it reports what tells states apart.
 
 Every call has a deadline. The check holds the slot while it runs and leaves it closed; a phone that was claimed before
 is spoken to by the claim that it names, so its holder has to be out of the way. The check's own fences are smaller than

@@ -19,7 +19,7 @@ class Violation:
     #: the rule that was broken: "health", "idempotent step", ...
     rule: str
     words: str
-    #: repeats what showed it; "" where nothing was sent. What is said twice is one violation whatever showed it
+    #: repeats what showed it; "" where nothing was sent. Equal words are one violation whatever showed it
     request: str = field(default="", compare=False)
 
     def __str__(self) -> str:

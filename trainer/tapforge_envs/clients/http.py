@@ -41,7 +41,7 @@ class ConnectionBroke(EnvironmentFault):
 
 def new_session(traces: list[aiohttp.TraceConfig] | None = None) -> aiohttp.ClientSession:
     """One session per process that plays: connections are reused, and the number of phones is the only limit.
-    `traces`: who sees its requests."""
+    `traces`: observers of its requests."""
     # Servers in Python close a connection that was idle for five seconds; a POST that meets the closing is lost.
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
     # Deadlines are set per exchange; the session's own would only hide which call ran out of time.

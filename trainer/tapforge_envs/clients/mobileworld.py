@@ -17,7 +17,7 @@ So, in order of weight:
 7. A task is torn down by `close`, and else before the next reset of that phone.
 
 An app whose name the server doesn't know is 500 there, before adb is asked: that is `UnsupportedAction` too. An adb
-command that failed is 200 with an empty result there: that of `open_app` and `input_text` is said in the note,
+command that failed is 200 with an empty result there: that of `open_app` and `input_text` is in the note,
 that of a touch looks like success. The judge sees one task phone per server; `?device=SERIAL` in the URL names another
 one, for tasks that it doesn't judge by adb.
 """

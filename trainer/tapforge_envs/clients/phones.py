@@ -61,7 +61,7 @@ class PhoneClients:
     """Belongs to one event loop; connects when it is first asked. `close` it."""
 
     def __init__(self, traces: Sequence[aiohttp.TraceConfig] = ()) -> None:
-        """`traces`: who sees the requests over HTTP."""
+        """`traces`: observers of the requests over HTTP."""
         self._traces = list(traces)
         self._session: aiohttp.ClientSession | None = None
         self._adb: AdbPhones | None = None

@@ -7,7 +7,7 @@ Promises:
    (each call of the protocol may be repeated); nothing else is ever repeated.
 3. Bytes that are not the announced frame (wrong hash, cut-off PNG, another size than announced) never become an
    observation.
-4. A phone that was claimed is told by which claim, with every request; that it is another slot, or has a newer holder,
+4. A phone that was claimed gets the claim with every request; that it is another slot, or has a newer holder,
    is a fault with reason `lease_lost`.
 5. A server process that was replaced has lost the episode: another `instance` is a fault, never a silent new start.
 6. An answer that says that it is to another call (`Tapforge-Answers`) is a fault: a screen or a verdict of another

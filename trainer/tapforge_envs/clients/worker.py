@@ -11,7 +11,7 @@ OSWorld and AndroidLab speak it in two dialects. Promises, whatever the dialect:
    machine running and unreachable.
 6. An answer is parsed in a thread: its screen is 1 to 4 MB of base64.
 
-The worker keeps its machine when an episode ends; who made the worker ends it (`slots/managed.py`).
+The worker keeps its machine when an episode ends; its maker ends it (`slots/managed.py`).
 """
 
 from __future__ import annotations

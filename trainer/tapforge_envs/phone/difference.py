@@ -20,7 +20,7 @@ _MOST: Final = 50
 
 
 class Change(BaseModel):
-    """Exactly one of `becomes`, `gone`, and `minus` with `plus` is said."""
+    """Exactly one of `becomes`, `gone`, and `minus` with `plus` is given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 

@@ -1,6 +1,6 @@
 """One slot of the phone server: a phone, the claim and the episode that hold it, and every answer that was given to it.
 
-- Whose requests it serves is said by its claims (`serving/claims.py`).
+- Its claims (`serving/claims.py`) decide whose requests it serves.
 - A reset starts an episode and ends the one before. Re-sent with the same id and task, it is answered from the store.
 - A step that was answered is answered again with the stored bytes and never executed twice.
 - A call of another episode, or a step from the future, is refused; nothing changes by a refused call.

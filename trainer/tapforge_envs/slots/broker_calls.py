@@ -70,7 +70,7 @@ class BrokerRefused(SlotError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the broker is, and what proves who asks."""
+    """Where the broker is, and what proves the caller's identity."""
 
     url: URL
     token: Path

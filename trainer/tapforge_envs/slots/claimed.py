@@ -28,7 +28,7 @@ class HeldClaim:
     uid: str
     url: str
     fence: int
-    #: seconds within which the broker wants to hear of it
+    #: seconds within which the broker expects a renewal of it
     ttl: float
     #: seconds of the broker's silence after which it is over; infinity: never
     hold: float

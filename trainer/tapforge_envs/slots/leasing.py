@@ -1,6 +1,6 @@
 """Leases over slots that one process has for itself: the shell around `table.py` that waits, probes and times out.
 
-`acquire` serves those who wait in their order; a slot that is returned clean goes to the first of them at once. Time in
+`acquire` serves callers in their order; a slot that is returned clean goes to the first of them at once. Time in
 which a slot is leased doesn't count against any caller's deadline: a fleet that is busy is not lost. Sick
 slots are nursed each by a task of its own: sleep, probe, until it is healthy or the source is closed. Where all are in
 quarantine and a caller waits, no cooldown outlasts its deadline: they are probed several times before that.
@@ -25,7 +25,7 @@ from .table import SLOW, Backoff, SlotTable, State
 
 log = logging.getLogger(__name__)
 
-#: times within its deadline that who waits has phones asked whose cooldown isn't over, when all are in quarantine
+#: probes of phones whose cooldown isn't over, within the deadline of a waiting caller, when all are in quarantine
 _HURRIES = 4
 #: and not more often than this, seconds
 _HURRY_SECONDS = 0.5
@@ -234,7 +234,7 @@ class LeasedSlots(ABC):
                     before = self._table.state(slot)
                     if self._table.probed(slot, healthy=False) is State.QUARANTINED and before is State.SICK:
                         log.warning("slot %s is in quarantine: %s", slot, fault)
-                        self._serve_changed()  # those who avoid every other slot may have no other choice now
+                        self._serve_changed()  # callers that avoid every other slot may have no other choice now
                 else:
                     if self._table.probed(slot, healthy=True) is State.PROBATION:
                         log.info("slot %s is on probation", slot)

@@ -48,7 +48,7 @@ def convention_of(name: str, model_type: str, known: Mapping[str, Coordinates]) 
         return known[model_type]
     raise ValueError(
         f"the adapter {name} is for models built on {', '.join(known)}, and config.json says "
-        f"{model_type or 'nothing'!r}: what its coordinates mean can't be told"
+        f"{model_type or 'nothing'!r}: what its coordinates mean is unknown"
     )
 
 
@@ -56,7 +56,7 @@ def convention_of(name: str, model_type: str, known: Mapping[str, Coordinates]) 
 class Dialect:
     name: str
     coordinates: Coordinates
-    #: what the model is told before the task. True: without the tool's schema, which the chat template writes
+    #: the system prompt, before the task. True: without the tool's schema, which the chat template writes
     system: Callable[[Plane, bool], str]
     #: the model's answer -> action; never raises
     parse: Callable[[str, Plane], Action | ParseFailure]

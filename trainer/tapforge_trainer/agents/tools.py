@@ -34,7 +34,7 @@ MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<thinking>", "
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The fields of one action besides `action`, and what the model is told about it."""
+    """The fields of one action besides `action`, and its description for the model."""
 
     fields: tuple[str, ...]
     description: str

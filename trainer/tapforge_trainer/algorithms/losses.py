@@ -2,7 +2,7 @@
 
 - Tokens of many sequences lie one after another; `sequence` says which one a token is of (0 .. count-1, local). A
   sequence (one response span, a step's answer) is never split over two calls.
-- What a token costs is said by a loss by name (`loss_registry.py`); weights, averages, corrections, the KL term and
+- A loss, found by name, says what a token costs (`loss_registry.py`); weights, averages, corrections, the KL term and
   figures are the same for all of them, and here.
 - `policy_loss` divides by *global* counts, so losses and gradients of any split over micro-batches and ranks add up to
   those of the whole. Its `sums` add up the same way; of its `maxima` the largest counts.
@@ -244,7 +244,7 @@ def _gradient_alone(values: Tensor) -> Tensor:
 
 
 def corrected(policies: Policies, corrections: Mapping[str, Mapping[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The product of all corrections' factors, and what is told of them: the mean weight, which tokens each has cut,
+    """The product of all corrections' factors, and their figures: the mean weight, which tokens each has cut,
     and which have no factor left. All [tokens]."""
     factor = torch.ones_like(policies.old)
     weight = factor

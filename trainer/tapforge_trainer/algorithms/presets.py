@@ -29,7 +29,7 @@ class Value:
 
     @property
     def override(self) -> str:
-        """As `--set` takes it: unless it is said already."""
+        """As `--set` takes it: unless it is set already."""
         return f"spec.{self.path}?={self.value}"
 
 

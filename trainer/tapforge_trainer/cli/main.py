@@ -109,7 +109,7 @@ def _check_used(options: Mapping[str, Any], memory: bool, speed: bool) -> None:
 @click.option(
     "--tokens-per-second", type=click.FloatRange(0, min_open=True), help="with --memory: of the learner, as measured"
 )
-@click.option("--measured", type=LOCAL_PATH, help="with --memory: folder of a run whose speed is said")
+@click.option("--measured", type=LOCAL_PATH, help="with --memory: folder of a run whose speed is shown")
 def plan(
     file: Path,
     overrides: tuple[str, ...],

@@ -107,7 +107,7 @@ class Commands(click.Group):
 
 
 class FileCommand(click.Command):
-    """A command with -f: told to write it where a file is named without."""
+    """A command with -f: its error says to write it where a file is named without."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)

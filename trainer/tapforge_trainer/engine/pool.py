@@ -12,7 +12,7 @@
 - A round of weights is: `renew`, or `pause`, `wake` and `proceed`; then `probe`; then `release` or `discard`. It is
   about the engines that were up when it began; those that die on the way, or don't answer in time, are left out and
   started again, but for a death while ranks and engines hand over weights between GPUs (`sync/sync.py`): then all of
-  them `stop`, and `start` again with the ranks. Clients live on: who waits for an answer waits for the new ones.
+  them `stop`, and `start` again with the ranks. Clients live on: their waits for answers go on with the new ones.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Engines:
         late = [engine for engine in self._engines if not engine.up]
         return list(await asyncio.gather(*(_stage(engine) for engine in late)))
 
-    # --- who may be asked ---------------------------------------------------------------------------------------------
+    # --- which may be asked -------------------------------------------------------------------------------------------
 
     @property
     def replicas(self) -> Replicas:

@@ -3,7 +3,7 @@
 Promises:
 - `name` is the sha256 of size and pixels, whatever the encoding: equal names are equal pictures.
 - `data` is a lossless PNG of exactly these pixels. A phone's screen takes about 0.1 MB, packed in 1 ms and read in 2.
-- Who reads a frame back from outside (a disk, another process that may have failed) can check it by its name.
+- A reader of a frame from outside (a disk, another process that may have failed) can check it by its name.
 
 Recordings of earlier versions named a frame by the sha256 of its file, which may also be JPEG or WebP; `checked` knows
 both.

@@ -1,4 +1,4 @@
-"""A judge: which screens are shown in which words, who is asked, and what the votes decide.
+"""A judge: which screens are shown in which words, which models are asked, and what the votes decide.
 
     judge = judge_of(spec, "task", journal=VerdictJournal(folder / VERDICTS))
     verdict = await judge.task(trajectory)      # raises VerdictMissing

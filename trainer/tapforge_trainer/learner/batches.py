@@ -68,7 +68,7 @@ class TokenBatch:
     weight: np.ndarray
     version: np.ndarray
     #: per response token, of its step: what a critic said before the update, and the return that it learns; None:
-    #: nothing is said of it
+    #: there is neither
     value: np.ndarray | None = None
     target: np.ndarray | None = None
 

@@ -75,7 +75,7 @@ class CheckpointError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A checkpoint that is being written. `target`: the URI or the absolute path of the folder that the ranks write to,
-    who may be started elsewhere; `place`: what it will be called."""
+    which may be started elsewhere; `place`: what it will be called."""
 
     update: int
     target: str

@@ -1,4 +1,4 @@
-"""Whom an update's tokens are compared with, beside who sampled them: the KL term's reference and a distillation's
+"""What an update's tokens are compared with, beside their sampler: the KL term's reference and a distillation's
 teacher, each by a pass without gradients, before the first optimizer step."""
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Rank:
         self.mesh = init_device_mesh(settings.device, (self.world,))
         self.form = PixelFormat.of_folder(Path(settings.model))
         self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
-        #: whom the KL term pulls towards, once `refer_to` has said who that is; with LoRA other adapters in the same
+        #: the policy that the KL term pulls towards, once `refer_to` was called; with LoRA other adapters in the same
         #: policy, at first those that it begins with
         self.reference: PackedPolicy | None = None
         self.first_adapters: dict[str, Tensor] = {}

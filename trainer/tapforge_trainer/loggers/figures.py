@@ -123,7 +123,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "engine/gap_p90": "exceeded by a tenth of its tokens",
     "engine/gap_kl": "the same as a divergence, k3",
     "engine/gap_tokens": "tokens of the proof",
-    "engine/gap_slope": "the engines' change since the session's first proof on the learner's, where it can be told",
+    "engine/gap_slope": "the engines' change since the session's first proof on the learner's, where it is known",
     "engine/gap_slope_error": "its standard error",
     "engine/gap_alarm": "1: the mean is over sync.gapAlarm",
     "engine/failed_gap_*": "of a proof that failed before it",

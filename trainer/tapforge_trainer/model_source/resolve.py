@@ -33,8 +33,8 @@ def pin(source: ModelSource | Teacher, earlier: dict[str, Any] | None = None, fi
 
 def resolve(ref: ModelRef, *, weights: bool = True, seconds: float = 3600.0, quantized: bool = False) -> Path:
     """The model's folder on this node, fetched where it is not there. Without `weights`, which may be missing then: for
-    who only describes the model. `seconds`: for the wait for another process that fetches it. `quantized`: the weights
-    may be, for who only answers with them. Raises ModelError."""
+    callers that only describe it. `seconds`: for the wait for another process that fetches it. `quantized`: the weights
+    may be, for callers that only answer with them. Raises ModelError."""
     match ref.kind:
         case "tiny":
             try:

@@ -1,4 +1,4 @@
-"""What a run computes on: GPUs or not, how many, whether they are there yet; and who plays.
+"""What a run computes on: GPUs or not, how many, whether they are there yet; and which process plays.
 
 Rules, the first that applies decides:
 1. `spec.device`, where it is set.

@@ -9,7 +9,7 @@
 - An engine that is started again gets its bundle again, on whichever node that is by then.
 - Apart, Ray says to each process which GPUs it sees. Colocated, two processes see the same GPU, of which Ray's own
   counting knows nothing: the group's probes say which it is, and the processes get it in their environment.
-- Who waits says for what, and has an end. The group goes when the run closes it, or with the driver.
+- Every wait says for what, and has an end. The group goes when the run closes it, or with the driver.
 
 On CPUs there is no group: Ray places actors as it likes.
 """

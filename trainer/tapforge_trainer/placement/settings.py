@@ -1,4 +1,4 @@
-"""What engines and learner ranks are told. Plain data, made by the loop from a TrainingRun; no torch, no Ray."""
+"""The settings of engines and learner ranks. Plain data, made by the loop from a TrainingRun; no torch, no Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine is doing while it starts, told from the stack of the thread that starts it: no hook in vLLM, no log.
+"""What an engine is doing while it starts, read from the stack of the thread that starts it: no hook in vLLM, no log.
 
 The innermost function that is known decides. A version of vLLM that calls them otherwise is only "starting".
 """

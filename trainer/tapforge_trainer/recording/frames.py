@@ -135,7 +135,7 @@ class FrameStore:
         return found.data if found.lossy else found.checked(name).data
 
     def has(self, name: str) -> bool:
-        """Whether the frame is there as the model saw it; a removed one may still be, to who found it before."""
+        """Whether the frame is there as the model saw it; a removed one may still be, to one that found it before."""
         if (place := self._packs.find(name)) is not None:
             return place.ending == _LOSSLESS
         return any(path.exists() for path in self._loose(name))

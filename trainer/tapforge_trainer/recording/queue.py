@@ -113,7 +113,7 @@ class RecordingQueue:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        # A full disk, a bug in a record: whatever it is, the run must hear of it and stop.
+        # A full disk, a bug in a record: whatever it is, the run must get it and stop.
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._error = error

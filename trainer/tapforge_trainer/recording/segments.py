@@ -131,7 +131,7 @@ class SegmentWriter:
     Raises OSError."""
 
     def __init__(self, folder: Path, series: Series, most: int, *, fresh: bool = False):
-        """`most`: bytes from which on the next segment is begun. `fresh`: what an earlier writer left, who may live on,
+        """`most`: bytes from which on the next segment is begun. `fresh`: what an earlier writer left, which may live,
         is not appended to. `folder` has to be there."""
         self._folder, self._series, self._most = folder, series, most
         self._file = -1

@@ -38,7 +38,7 @@ _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/nam
 
 MERGE: Final = "application/merge-patch+json"
 APPLY: Final = "application/apply-patch+yaml"
-#: who writes
+#: the writer's name
 FIELD_MANAGER: Final = "tapforge"
 
 

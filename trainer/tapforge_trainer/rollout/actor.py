@@ -5,7 +5,7 @@
 - Rewards of an episode are one call, with its frames by reference: any worker may be asked.
 - A call takes about a millisecond of the driver's loop. When many attempts begin at once, others get a turn after one
   of each worker.
-- Neither `ray.cancel` nor retries of tasks or actors are used: who stops or starts again is the driver.
+- Neither `ray.cancel` nor retries of tasks or actors are used: the driver alone stops and starts again.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ async def start_rollout_actor(
     make_policies: MakePolicies = baselines,
     make_rewarder: MakeRewarder = no_rewarder,
 ) -> RayCarrier:
-    """Returns when it can play. `cpus`: cores that Ray sets aside for it. `make_policies`: who answers beside the
+    """Returns when it can play. `cpus`: cores that Ray sets aside for it. `make_policies`: what answers beside the
     engines. `make_rewarder`: what asks for rewards. Raises WorkerLost."""
     import ray
 

@@ -10,7 +10,7 @@ Invariants:
    included, is given up; the others get their turn.
 3. An invalid episode is played again, on another slot, at most `max_reruns` times. One that we stopped ourselves is
    played again and not counted.
-4. What every member came to, and after how many answers, is counted: who is left out must not depend on length unseen.
+4. What every member came to, and after how many answers, is counted: being left out must not depend on length unseen.
 5. Dynamic sampling looks at outcomes, not at shaped rewards, and drops a bounded number of groups per update.
 """
 

@@ -62,7 +62,7 @@ class Jobs:
 
     def room(self, usable: int) -> int:
         """How many more may begin; below 0: that many too many. Slots that left or are in quarantine are not `usable`,
-        but one attempt always waits: it is the one to hear that no slot is left."""
+        but one attempt always waits: it is the one that raises when no slot is left."""
         usable = max(1, usable)
         limit = min(self._concurrency or usable, usable) + sum(job.picky for job in self._jobs)
         return limit - len(self._jobs)

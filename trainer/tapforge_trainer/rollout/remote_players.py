@@ -5,7 +5,7 @@
   `RESTARTS` times in `RESTART_SECONDS`; then the run can't go on. A worker that can't be reached may still use its
   phones: their slots are given back when its leases have ended.
 - That a worker is away says nothing about phones: attempts and probes wait until it was started again.
-- Whatever is said to a worker is said again with the next message, until its attempt is over (`worker_host`); which
+- Whatever is sent to a worker is sent again with the next message, until its attempt is over (`worker_host`); which
   engines there are, until it has answered.
 """
 

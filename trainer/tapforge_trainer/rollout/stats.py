@@ -13,7 +13,7 @@ from tapforge_envs.protocol import Outcome
 from ..attempt import EpisodeResult
 from ..records import EpisodeRecord, GroupRecord
 
-#: actions by which a phone's pace is told
+#: actions that show a phone's pace
 _PACED = 4
 
 #: what members came to -> class of length (`length_class`) -> members

@@ -1,7 +1,7 @@
 """A rollout worker in another process than the driver: the messages between the two, and the worker's end of them.
 
 The driver says once a second, and at once on changes, what it wants (`Wanted`), and is answered with what there is
-(`WorkerReport`). Both are whole states, but for the engines, which are said until a message with them is answered: one
+(`WorkerReport`). Both are whole states, but for the engines, which are sent until a message with them is answered: one
 that is lost, late or repeated does no harm.
 
 Rules of leases:

@@ -244,7 +244,7 @@ def group_limits(run: TrainingRun) -> GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
-    """Where and by whom episodes are played."""
+    """Where episodes are played, and by which player."""
 
     slots: SlotSource
     agent: Agent

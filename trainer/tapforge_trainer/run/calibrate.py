@@ -1,7 +1,7 @@
 """`tapforge judge calibrate`: a judge against the verifier, on the episodes that a run has recorded.
 
 - Judged are episodes that ended with a verdict of the verifier and whose screens were recorded as the model saw them;
-  how many were left out is said. Nothing is played and nothing is learned.
+  the number of others is reported. Nothing is played and nothing is learned.
 - Episodes that ran out of steps or gave no answer that is an action are failures whatever a judge says: it is not asked
   about them, as in a run.
 - Verdicts are a journal in FOLDER/calibration: started again, the command asks only for those that it doesn't have.

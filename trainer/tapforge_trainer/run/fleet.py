@@ -1,7 +1,7 @@
 """The phones of a run as they are now: the driver writes them down, `tapforge top` shows them.
 
-The driver replaces `phones.json` in the run's folder every `EVERY` seconds; that it can't be written ends no run. Who
-reads it needs nothing but the folder, also beside the driver in its Pod, or after its end. Phones that are ill come
+The driver replaces `phones.json` in the run's folder every `EVERY` seconds; that it can't be written ends no run. A
+reader needs nothing but the folder, also beside the driver in its Pod, or after its end. Phones that are ill come
 first, then the others by name.
 """
 
@@ -90,7 +90,7 @@ async def written(slots: SlotSource, folder: Path, every: float = EVERY) -> Asyn
 
 
 async def _write_again(slots: SlotSource, folder: Path, every: float) -> None:
-    """A disk that was full for a moment ends nothing; a failure is said once until it is over."""
+    """A disk that was full for a moment ends nothing; a failure is reported once until it is over."""
     well = True
     while True:
         well = await _write(slots, folder, say=well)

@@ -1,7 +1,7 @@
 """The files and folders that a run names, as this machine reads them (`storage/local_path.py`).
 
 Every field that is a `LocalPath` is read here and nowhere else, right after the file is loaded: what comes after takes
-it as it stands, and so does who reads what a run wrote down of itself. A URI is left as it is.
+it as it stands, and so does a reader of what a run wrote down of itself. A URI is left as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a run to what engines and learner ranks are told."""
+"""From a run to the settings of engines and learner ranks."""
 
 from __future__ import annotations
 

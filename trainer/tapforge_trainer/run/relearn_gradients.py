@@ -104,7 +104,7 @@ def check_complete(folder: Path, groups: Sequence[GroupRecord], rules: BatchRule
 def facts_of(
     rank: Gradients | None, run: TrainingRun, groups: Sequence[GroupRecord], rules: BatchRules
 ) -> Facts | None:
-    """What the rules read of answers before there are advantages, as far as there is who reads."""
+    """What the rules read of answers before there are advantages, as far as there is a rank that reads."""
     reads = rules.reads - {"value"}  # the critic is not recorded
     if rank is None or not reads or not (samples := answers_of(groups, rules)):
         return None

@@ -3,7 +3,7 @@ engine dies while it gets weights.
 
 Rules:
 - Ranks and engines end and are started anew, with the checkpoint that the next session would begin with
-  (`run/resuming.py`). Phones, who plays on them and the driver stay; episodes under way are cut off.
+  (`run/resuming.py`). Phones, their players and the driver stay; episodes under way are cut off.
 - The run goes back as a whole: update, version, tasks and groups under way are the checkpoint's. What was played since
   is played again. Its log-probabilities would hold, but the versions that sampled it are gone: from them to the
   checkpoint's no update leads, and a bound on staleness would bound nothing. It stays in the recording.

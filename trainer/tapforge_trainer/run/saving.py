@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when there is to be one, what it keeps of the driver, and what is said once it is complete."""
+"""Checkpoints of a run: when one is due, what it keeps of the driver, and what is reported once it is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts what a command works with, and closes it: device, model, phones, who plays on them, learner and engines.
+"""Starts what a command works with, and closes it: device, model, phones, their players, learner and engines.
 
 - What can be known without starting anything is known first: GPUs that are missing, a model that does not fit the file.
 - Phones that run already answer before anything heavy is started; whatever is left starts side by side.
@@ -66,7 +66,7 @@ _LOGS = "logs"
 
 @dataclass(frozen=True, slots=True)
 class _Rollouts:
-    """Phones and who plays on them. `policies`: by name, of the player in this process; "" is the policy that learns,
+    """Phones and their player. `policies`: by name, of the player in this process; "" is the policy that learns,
     once there is one."""
 
     agent: Agent

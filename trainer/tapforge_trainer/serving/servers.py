@@ -3,7 +3,7 @@
 - Their GPUs are a placement group of their own, held from the start of the session to its end, whatever becomes of
   learner and engines. They are asked for first; `tapforge_api.gpus` has counted that the others find room beside them.
 - A server that dies is started again in its place. One death too many within an hour, and the model answers no question
-  any more; each then hears why, so that the run ends by `rewards.maxMissingShare`.
+  any more; each then gets the reason, so that the run ends by `rewards.maxMissingShare`.
 - The policy's weights never come here.
 """
 

@@ -8,7 +8,7 @@ Beside them are steps of an episode, as the run's adapter prompts for them: its 
 history. Before a run has played they are of a made-up one (`agents/made_up.py`), from then on they are prompts that the
 run itself has recorded, those with the most visual tokens, for ever the same (`run/proof_prompts.py`).
 
-How many tokens a proof needs is said by the number format:
+The number format decides how many tokens a proof needs:
 
 - In fp32 each token decides (`agreement.py`): each prompt is answered with `PROBE_TOKENS`. The steps of a made-up
   episode are in a session's first proof alone, of recorded ones `_FEW` are in every one: more would find nothing more,

@@ -21,8 +21,8 @@ the weights take no other set. So is a dead rank anywhere. `policy.py:Policy.res
 What a round took is in `Engines.round_metrics`: `seconds_sync_gather` (weights of all ranks in one place; between GPUs
 that is part of the transfer), `seconds_sync_transfer`, `seconds_sync_probe`, `sync_bytes` that each engine got,
 `sync_gigabytes_per_second` of gathering and transfer together, `sync_unread_tensors`, `sync_resends` (1: the first
-proof failed), `gap_alarm`, and `agreement.py:figures` but for the largest, which is returned; `gap_slope` where it can
-be told; as `failed_gap_*` the figures of the proof that failed, where it came to answers. They are the monitor of
+proof failed), `gap_alarm`, and `agreement.py:figures` but for the largest, which is returned; `gap_slope` where there
+is one; as `failed_gap_*` the figures of the proof that failed, where it came to answers. They are the monitor of
 engine against learner: the same prompts after each sync, answered by the very weights, whatever a busy learner's own
 batches were sampled with.
 

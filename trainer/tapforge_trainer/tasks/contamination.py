@@ -1,7 +1,7 @@
 """What the measured tasks share with those that a run practises: the same task, the same words, the same parameters.
 
-Success on a task that was practised tells nothing of tasks that were not. Pure; how alike two tasks are is told by
-`Task` alone, so it holds for tasks of any environment.
+Success on a task that was practised tells nothing of tasks that were not. Pure; `Task` alone decides how alike two
+tasks are, so it holds for tasks of any environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Contamination:
     practised: int
     #: equal in all that decides a task, the seed included
     same_task: int
-    #: equal in the words that the agent is told
+    #: equal in the words that the agent reads
     same_goal: int
     #: equal in suite, template and parameters, on other screens
     same_parameters: int

@@ -13,7 +13,7 @@ from ..records import EpisodeRecord
 
 #: two numbers, as every family writes a place
 _PLACE: Final = re.compile(r"[\[(]\s*(-?\d{1,6}(?:\.\d+)?)\s*,\s*(-?\d{1,6}(?:\.\d+)?)\s*[\])]")
-#: places from which on something is said of them
+#: places from which on they are reported
 _SOME: Final = 8
 #: characters of an answer that are shown
 _EXCERPT: Final = 120

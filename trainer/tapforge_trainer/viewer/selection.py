@@ -1,7 +1,7 @@
 """Which episodes a replay shows, out of many more than a page can hold. Pure and deterministic; no luck, no flattery.
 
 Pairs of before and after are taken in turn from their kinds (learned, kept, never, lost, unclear), so that a run's
-regressions are on the page beside its gains; how many there are of each kind in all is said next to them (`kinds`).
+regressions are on the page beside its gains; the number of each kind in all is shown next to them (`kinds`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Promises:
    fault with reason judge_error.
 5. One episode per phone: an older one in this process, under whatever address, finds its lease lost.
 
-What a task brings stands in `tasks.py`, what a reset does in `reset.py`.
+What a task brings is in `tasks.py`, what a reset does in `reset.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`screencap -p` through `exec:`: a PNG with who knows what before and after it. Pure.
+"""`screencap -p` through `exec:`: a PNG with other bytes before and after it. Pure.
 
 Warnings of the phone's linker and graphics drivers stand in the same stream, so the picture is found by its signature
 and followed chunk by chunk to its end; every checksum has to be right. Nothing is decoded, but for a frame that may be
@@ -17,7 +17,7 @@ from ...protocol import Frame
 from ..pictures import frame_of
 
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
-#: what is said before a picture is no longer than this, bytes
+#: text before a picture is no longer than this, bytes
 _MAX_PREAMBLE: Final = 64 * 1024
 #: a picture with more bytes per pixel than this shows something
 _BLACK_BYTES: Final = 1 / 32

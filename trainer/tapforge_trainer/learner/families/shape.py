@@ -302,6 +302,6 @@ class Section:
             value = default
         if value is None:
             raise FolderError(
-                f"{self.config.folder}/config.json has no {self.name}.{field}: the model's sizes can't be told"
+                f"{self.config.folder}/config.json has no {self.name}.{field}: the model's sizes are unknown"
             )
         return value
