@@ -218,7 +218,7 @@ class BrokerCalls:
                 return read_json(answer, said)
             except ValidationError as error:
                 raise BrokerRefused(
-                    f"the broker at {url} answered {what} with what is no {answer.__name__}: {_wrong(said, error)}; is "
+                    f"the broker at {url} answered {what}, but not with {answer.__name__}: {_wrong(said, error)}; is "
                     f"{BROKER_URL} the address of tapforge's broker, and of this version?"
                 ) from error
         refusal = _refusal(status, said)
