@@ -163,7 +163,7 @@ RUNS = click.option("--runs", type=LOCAL_PATH, default=Path("runs"), show_defaul
 
 
 def source_of(file: Path) -> Source:
-    """What `load` reads. Raises SpecError for standard input that is no text."""
+    """What `load` reads. Raises SpecError for standard input that is not text."""
     from tapforge_api import Problem, SpecError, Text
 
     if str(file) != _STDIN:

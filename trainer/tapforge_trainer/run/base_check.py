@@ -51,7 +51,7 @@ class BaseCheck:
     cut_off: int
     #: coordinates that the screen doesn't have
     outside: int
-    #: answers that are no action, by kind; those that were cut off and coordinates outside are not among them
+    #: answers that are not actions, by kind; those that were cut off and coordinates outside are not among them
     unreadable: dict[str, int]
     findings: tuple[Finding, ...]
 
@@ -80,7 +80,7 @@ def _limits(cut: int, answers: int) -> list[Finding]:
     if cut < _CUT_OFF * answers:
         return []
     text = (
-        f"{cut} of {answers} answers reach the limit of tokens and are no action: raise spec.rollout.responseTokens, "
+        f"{cut} of {answers} answers reach the limit of tokens and are not actions: raise spec.rollout.responseTokens, "
         "or give the model a prompt that asks for less reasoning (spec.model.adapter.promptFile)"
     )
     return [Finding("cut_off", cut / answers, text)]
@@ -110,7 +110,7 @@ def _forms(kinds: Counter[str], answers: int, adapter: str) -> list[Finding]:
     if unreadable >= _UNREADABLE * answers:
         most = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(3) if kind != "unsupported_action")
         text = (
-            f"{unreadable} of {answers} answers are no action ({most}): the model doesn't answer in the form that the "
+            f"{unreadable} of {answers} answers are not actions ({most}): the model answers in no form that the "
             f"adapter {adapter} reads; {_FAMILY}"
         )
         found.append(Finding("unreadable", unreadable / answers, text))
