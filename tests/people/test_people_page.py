@@ -53,6 +53,32 @@ async def test_two_pages_at_once_and_one_takes_over(tmp_path: Path) -> None:
         assert (await served.start(1, "one", take=True))[1]["task"]["goal"] == TASKS[1].goal
 
 
+async def test_no_other_page_interferes_while_a_phone_is_prepared(tmp_path: Path) -> None:
+    async with pages(tmp_path / "people", TASKS) as served:
+        slot, begun, go = served.slots[0], asyncio.Event(), asyncio.Event()
+        reset = slot.reset
+
+        async def slow(episode: str, task: Task) -> bytes:
+            begun.set()
+            await go.wait()
+            return await reset(episode, task)
+
+        slot.reset = slow
+        starting = asyncio.create_task(served.start())
+        await asyncio.wait_for(begun.wait(), 30)
+        for name, body in (("/discard", {}), ("/task", {"key": TASKS[1].key}), ("/act", {"action": {"type": "home"}})):
+            status, said = await served.call(name, body, "two")
+            assert (status, said.get("reason")) == (409, "held"), name
+        status, said = await served.start(1, "two", take=True)
+        assert status == 409 and "busy (preparing the phone)" in said["error"]
+        go.set()
+        assert (await starting)[0] == 200 and (await served.act(Home()))[0] == 200
+        # A start that fails leaves the phone free.
+        assert (await served.call("/discard", {}))[0] == 200
+        assert (await served.call("/task", {"key": "nosuch"}))[0] == 404
+        assert not (await served.call("", page="two"))[1]["held"]
+
+
 async def test_what_comes_after_the_end_is_refused_and_half_an_episode_is_not_kept(tmp_path: Path) -> None:
     async with pages(tmp_path / "people", TASKS) as served:
         status, said = await served.act(Home())

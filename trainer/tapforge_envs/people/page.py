@@ -192,14 +192,19 @@ class Page:
         lock, phone = self._locks[number], self._phones[number]
         if not body.take:
             lock.admit(page)
+        # A free phone is this page's from now on: no other page interferes while it is prepared.
+        free, before = lock.owner is None, phone.attempt
+        if free:
+            lock.take(page)
         with lock.request(page):
             try:
                 await phone.start(body)
             except Refused:
-                if phone.attempt is None:
+                if phone.attempt is None and (free or before is not None):
                     lock.release()
                 raise
-            lock.take(page)
+            if not free:
+                lock.take(page)
         return web.json_response(self._state(number, page))
 
     async def finish(self, request: web.Request) -> web.Response:
