@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tapforge_api import load
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "charts" / "tapforge" / "README.md"])
 #: subjects and verbs of sentences that say less than they could
@@ -43,6 +45,18 @@ def test_the_index_is_the_navigation_and_has_every_page_once() -> None:
     assert sorted(str((index.parent / row).resolve().relative_to(ROOT)) for row in rows) == sorted(
         str(page.relative_to(ROOT)) for page in PAGES if page != index
     )
+
+
+def test_the_readme_has_the_means_of_the_quickstarts_table() -> None:
+    table = (ROOT / "docs" / "quickstart.md").read_text()
+    rows = re.findall(r"^\| \d \| ([\d.]+) % .*? \| ([\d.]+) % .*? \| (\d+) \|$", table, re.MULTILINE)
+    assert len(rows) == 3
+    before, after = (round(sum(float(row[column]) for row in rows) / 3) for column in (0, 1))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"200 held-out tasks goes from about {before} to {after} % over three seeds" in readme
+    run = load(ROOT / "manifests" / "samples" / "quickstart.yaml", []).spec
+    stop, page = run.stop, " ".join(table.split())
+    assert f"{stop.max_updates} updates, or {stop.max_seconds:g} seconds" in page and run.evaluation.episodes == 200
 
 
 @pytest.mark.long

@@ -176,7 +176,7 @@ async def test_an_endpoint_that_is_down_is_said_and_ends_it(tmp_path: Path) -> N
 
 async def test_an_endpoint_that_takes_questions_and_never_answers_ends_it_as_soon(tmp_path: Path) -> None:
     """Each question has time for one request, which its own end cuts off."""
-    with pytest.raises(SetupError, match=r"last: no answer came; no answer came for \d+ s \(--answer-seconds\)"):
+    with pytest.raises(SetupError, match=r"no answer (came|within 6 s);.* no answer came for \d+ s"):
         await collected(tmp_path, teacher_of(run_of(), slow=600), answer_seconds=6)
     failed = [line for line in (tmp_path / "set" / "collect.jsonl").read_text().splitlines() if '"slow"' in line]
     assert 2 <= len(failed) < 8, "one for each question that was given up"
