@@ -16,6 +16,8 @@ from typing import Final
 _FENCE: Final = re.compile(r"^( *)```(sh|console)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _HERE: Final = re.compile(r"<<-?'?(\w+)'?\n.*?^ *\1$", re.MULTILINE | re.DOTALL)
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+#: words of a loop around commands
+_LOOP: Final = frozenset({"for", "do", "done"})
 #: a command inside of another word; its words are no words of ours
 _SUBSTITUTED: Final = re.compile(r"\$\([^()]*\)")
 
@@ -40,6 +42,8 @@ def commands(page: Path, root: Path) -> Iterator[Command]:
         first = text.count("\n", 0, fence.start(3)) + 1
         for line, source in _sources(_HERE.sub("", fence[3]), console=fence[2] == "console"):
             for words in _split(source):
+                if words[0] in _LOOP:
+                    continue
                 yield Command(str(page.relative_to(root)), first + line, words)
 
 

@@ -59,12 +59,14 @@ ELSEWHERE: Final = {
     "cd": "",
     "cosign": "a registry",
     "cp": "",
+    "ctr": "a node",
     "curl": "a server",
     "crane": "a registry",
     "echo": "",
     "docker": "a registry",
     "export": "",
     "git": "a network",
+    "gpg": "a key",
     "grep": "",
     "head": "",
     "helm": "a cluster",
@@ -108,6 +110,8 @@ def _parsed(command: click.Command, rest: list[str]) -> dict[str, Any]:
     for param in command.get_params(context):
         value = values.get(param.name)
         missing = value is None or repr(value) == "Sentinel.UNSET"
+        if repr(value) == "Sentinel.FLAG_NEEDS_VALUE":  # an option that may stand alone
+            value = param.flag_value if isinstance(param, click.Option) else value
         if param.required and missing and param.name not in ("file", "help"):
             raise click.MissingParameter(param=param, ctx=context)
         if missing or isinstance(param.type, click.Path | click.File):
