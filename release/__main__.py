@@ -33,7 +33,7 @@ from .version import NoVersion, chart_version, found, image_tag, is_release
 
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = ("operator", "phone", "web", "trainer-cpu", "trainer-gpu")
-#: where images of a release are called to be: whoever publishes them renames them
+#: where images of a release are called to be: the publisher renames them
 REGISTRY: Final = "docker.io/tapforge"
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _SECONDS: Final = 600

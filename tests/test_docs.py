@@ -76,3 +76,17 @@ def test_subjects_are_readers_and_things(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     found = [match.group() for match in WORSE.finditer(re.sub(r"`[^`]*`", "", text))]
     assert not found, "write who or what does it: the reader, a component, a Pod"
+
+
+def test_sources_name_who_does_it() -> None:
+    """In messages, docstrings and comments."""
+    vague = re.compile(r"\b(somebody|anybody|nobody|whoever)\b", re.IGNORECASE)
+    files = [
+        one
+        for folder in ("crds", "operator", "trainer", "e2e", "bench", "release")
+        for one in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    found = [
+        f"{one}:{n}" for one in files for n, line in enumerate(one.read_text().splitlines(), 1) if vague.search(line)
+    ]
+    assert files and not found, "name the client, the process, the holder or the person"

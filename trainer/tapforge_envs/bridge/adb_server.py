@@ -33,10 +33,10 @@ async def own_adb_server(port: int, start_seconds: float = _START) -> AsyncItera
         raise AdbServerError(f"port {USUAL_PORT} is where the machine's own adb server listens: give another one")
     if shutil.which("adb") is None:
         raise AdbServerError("there is no adb here: install Debian's package adb, or Android's platform-tools")
-    with socket.socket() as nobody:
-        nobody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            nobody.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise AdbServerError(f"port {port} can't be had for an adb server: {error.strerror}") from error
     address = f"tcp:localhost:{port}"

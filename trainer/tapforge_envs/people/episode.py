@@ -2,7 +2,7 @@
 
 - Of each step there is the screen that the person saw, the action and what the phone said about it. Texts that were
   typed right after each other, as a keyboard has them, are one step.
-- An episode can be kept once it has ended, and only whole: not one in which a call failed, somebody else used the
+- An episode can be kept once it has ended, and only whole: not one in which a call failed, another client used the
   phone, or more was done than is held in memory.
 - Where nothing judges the task, the person says how it went.
 """

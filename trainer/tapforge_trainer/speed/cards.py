@@ -7,7 +7,7 @@ from typing import Final
 
 from ..learner.flops import peak_flops
 
-#: a card that nobody names
+#: a card without a name
 DEFAULT: Final = "H100"
 #: bytes per second of the device's memory, by a part of its name; longer names are more exact
 _BANDWIDTHS: Final = {

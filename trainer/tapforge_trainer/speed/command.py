@@ -35,7 +35,7 @@ _MOST_PHONES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class SpeedOptions:
-    """Of the command line; a figure that nobody gave is None."""
+    """Of the command line; a figure that is not given is None."""
 
     gpu_memory: str | None = None
     config: Path | None = None
