@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,15 @@ def test_every_make_target_of_a_page_is_there() -> None:
     rules |= {f"bench-{script.stem}" for script in (ROOT / "bench").glob("*.py")}
     asked = {(str(one), word) for one in ALL if one.program == "make" for word in one.words[1:] if "=" not in word}
     assert asked and not [name for name, word in asked if word not in rules]
+
+
+@pytest.mark.parametrize("command", [one for one in ALL if one.words[:2] == ("make", "demo")], ids=str)
+def test_what_make_demo_gets_is_a_run(command: Command) -> None:
+    """ARGS are split once more, by the shell of the rule."""
+    given = [shlex.split(word.removeprefix("ARGS=")) for word in command.words[2:] if word.startswith("ARGS=")]
+    sample = "manifests/samples/quickstart.yaml"
+    _, found, rest = _command(("tapforge", "run", "-f", sample, *(given[0] if given else ())))
+    load(ROOT / sample, _parsed(found, rest).get("overrides") or ())
 
 
 def test_every_file_of_the_checkout_that_is_named_is_there() -> None:
