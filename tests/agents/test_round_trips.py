@@ -112,7 +112,7 @@ def test_a_place_outside_is_a_failure(case: Case) -> None:
             text = case.dialect.write(Tap(x=0.5, y=0.5), plane)
             for old, new in (("[{}, {}]", "[{}, {}]"), ("({},{})", "({},{})"), ("x={}, y={}", "x={}, y={}")):
                 text = text.replace(old.format(*point), new.format(*wrong))
-            said = str(case.dialect.parse(text, plane)) if outside == beyond else "which is no number from 0 to "
+            said = str(case.dialect.parse(text, plane)) if outside == beyond else "which is not a number from 0 to "
             assert _OUT_OF_RANGE.search(said), said
             found = case.dialect.parse(text, plane)
             assert isinstance(found, ParseFailure) and found.kind == "action", (text, found)

@@ -42,7 +42,7 @@ class Grid:
     def read(self, value: object, side: int, what: str) -> float:
         if is_number(value) and 0 <= value <= self.largest:
             return value / self.largest
-        raise ValueError(f"{what} holds {short(value)}, which is no number from 0 to {self.largest}")
+        raise ValueError(f"{what} holds {short(value)}, which is not a number from 0 to {self.largest}")
 
     def write(self, relative: float, side: int) -> int:
         return round(relative * self.largest)
@@ -60,7 +60,7 @@ class Fraction:
     def read(self, value: object, side: int, what: str) -> float:
         if is_number(value) and 0 <= value <= 1:
             return float(value)
-        raise ValueError(f"{what} holds {short(value)}, which is no number from 0 to 1")
+        raise ValueError(f"{what} holds {short(value)}, which is not a number from 0 to 1")
 
     def write(self, relative: float, side: int) -> float:
         return round(relative, self.digits)
@@ -76,7 +76,7 @@ class ImagePixels:
     def read(self, value: object, side: int, what: str) -> float:
         if is_number(value) and 0 <= value < side:
             return (math.floor(value) + 0.5) / side
-        raise ValueError(f"{what} holds {short(value)}, which is no pixel of a side of {side}")
+        raise ValueError(f"{what} holds {short(value)}, which is not a pixel of a side of {side}")
 
     def write(self, relative: float, side: int) -> int:
         return pixel(relative, side)

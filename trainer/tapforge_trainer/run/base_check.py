@@ -28,7 +28,8 @@ _HALF_TAPS: Final = 30
 _CORNER: Final = 0.012
 #: as `agents/coordinates.py` words it, and pyautogui's reader
 _OUT_OF_RANGE: Final = re.compile(
-    r"which is no (?:number from 0 to|pixel of a side of) |the coordinate \S+ is not (?:between 0 and 1|on a side of)"
+    r"which is not a (?:number from 0 to|pixel of a side of) "
+    r"|the coordinate \S+ is not (?:between 0 and 1|on a side of)"
 )
 
 Kind = Literal["cut_off", "outside", "unreadable", "unsupported", "same_action", "corner", "half"]
