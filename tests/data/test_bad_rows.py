@@ -230,6 +230,6 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     pack.write_bytes(pack.read_bytes()[:20_000])
     for index in (data.folder / SCREENS).glob("*.index"):
         index.unlink()
-    with pytest.raises(DataError, match="not a screen"):
+    with pytest.raises(DataError, match="has no screen"):
         export(data.folder, tmp_path / "out.parquet")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["set"]
