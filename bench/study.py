@@ -9,7 +9,8 @@
   end. States have exact keys.
 - Every arm gets the same tasks, the same start, about as many environment steps (an update ends when they are used up)
   and its own learning rate: `--sweep` tries those of `RATES` on seeds that are in no table. Advantages have root mean
-  square 1 in each batch, so that no arm wins by a larger step. The budget ends before everything is learned.
+  square 1 in each batch, so that no arm wins by a larger step; with `--size own` they are as the rule says, another
+  study. The budget ends before everything is learned.
 - `--signal outcome` (the default of runs) gives 0 to what is compared with nothing that ended otherwise; `reward` is
   what the papers do. Each is a study of its own; the arms of `ENDS_ALONE`, which are the same under both, are taken
   over from the first.
@@ -55,7 +56,7 @@ ENDS_ALONE = frozenset({"grpo", "dr_grpo", "rloo", "gpg", "maxrl", "reinforce_pl
 SWEEP_SEEDS = range(1001, 1007)
 
 
-def run(arm: str, seed: int, rate: float, updates: int, signal: Signal) -> dict[str, Any]:
+def run(arm: str, seed: int, rate: float, updates: int, signal: Signal, size: str = "equal") -> dict[str, Any]:
     """Trains and measures. The start, the tasks and what is measured depend on the seed alone."""
     begun = time.monotonic()
     policy, rng = Policy(imitation(seed)), np.random.default_rng((seed, 1))
@@ -66,7 +67,7 @@ def run(arm: str, seed: int, rate: float, updates: int, signal: Signal) -> dict[
         advantages = ARMS[arm](arrays(groups, signal), rng)
         curve.append(float(np.mean([one.won for group in groups for one in group])))
         if (scale := math.sqrt(float(np.mean(advantages**2)))) > 0:
-            policy.learn(flat(groups), advantages / scale, rate)
+            policy.learn(flat(groups), advantages / scale if size == "equal" else advantages, rate)
     return {
         "before": before,
         "after": measured(policy, seed),
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="1-5", help="first-last")
     parser.add_argument("--updates", type=int)
     parser.add_argument("--signal", choices=["outcome", "reward"], default="outcome")
+    parser.add_argument("--size", choices=["equal", "own"], default="equal", help="of advantages, from batch to batch")
     parser.add_argument("--staleness", type=int, help="updates: studies anchors and corrections of the loss instead")
     parser.add_argument("--rate", type=float, help="of every arm; default: the best of its sweep, or 0.2")
     parser.add_argument("--sweep", action="store_true", help="choose learning rates, on seeds of their own")
@@ -103,18 +105,20 @@ def main() -> None:
     if unknown := [arm for arm in arms if arm not in known]:
         parser.error(f"unknown arm {unknown[0]}; known: {', '.join(known)}")
     updates = args.updates or (offpolicy.UPDATES if off else UPDATES)
-    train = partial(run, updates=updates, signal=args.signal)
+    train = partial(run, updates=updates, signal=args.signal, size=args.size)
     if off:
         train = partial(offpolicy.run, updates=updates, staleness=args.staleness)
     baseline = "behavior" if off else "grpo"
     everything = json.loads(args.file.read_text()) if args.file.exists() else {}
     name = f"off-policy, staleness {args.staleness}" if off else f"credit, signal {args.signal}"
+    if args.size == "own":
+        name += ", own size"
     empty = {"machine": machine(), "commit": commit(), "updates": updates, "pairs": {}, "sweep": {}, "arms": {}}
     study = everything.setdefault(name, empty)
     if study["updates"] != updates:
         parser.error(f"{args.file} has this study with {study['updates']} updates: name another --file")
 
-    if args.signal == "reward" and (other := everything.get("credit, signal outcome")):
+    if args.signal == "reward" and args.size == "equal" and (other := everything.get("credit, signal outcome")):
         for arm in ENDS_ALONE & set(arms):
             for part in ("sweep", "pairs"):
                 if arm in other[part]:

@@ -160,7 +160,7 @@ def _other_key() -> bytes:
 WRONG = {
     "expired": ({"now": NOW - timedelta(days=SERVER_DAYS + 1)}, "certificate has expired"),
     "early": ({"now": NOW + timedelta(days=1)}, "not yet valid"),
-    "another name": ({"names": ("localhost", "127.0.0.1")}, f"calls {NAME}: Hostname mismatch"),
+    "another name": ({"names": ("localhost", "127.0.0.1")}, f"call {NAME}: Hostname mismatch"),
     "another key": ({"tls_key": _other_key()}, "KEY_VALUES_MISMATCH; the key has to be that of the first certificate"),
     "a passphrase": ({"tls_key": _encrypted(_other_key())}, "as PEM without a passphrase"),
     "no bundle": ({"ca_crt": b""}, "ca.crt is missing or empty.*put the certificate of the issuer there"),
@@ -272,7 +272,7 @@ async def test_the_operator_waits_for_a_certificate_that_can_be_served_and_says_
     async with AsyncExitStack() as stack:
         listening = asyncio.create_task(ours._listen(stack))
         async with asyncio.timeout(60):
-            while "calls broker.example: Hostname mismatch" not in ours.unready():  # noqa: ASYNC110
+            while "call broker.example: Hostname mismatch" not in ours.unready():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         volume.issue(names=(NAME, "broker.example"))
         await asyncio.wait_for(listening, 60)
