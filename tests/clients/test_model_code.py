@@ -54,5 +54,5 @@ compile(r"'\\d'", "ours", "eval")
 @pytest.mark.parametrize("text", ["f(", "\0", "(" * 1000, "-" * 100_000])
 def test_what_is_no_code_is_a_value_error(text: str) -> None:
     for read in (model_code.statements, model_code.expression):
-        with pytest.raises(ValueError, match="^is no (program|expression): "):
+        with pytest.raises(ValueError, match="^is not an? (program|expression): "):
             read(text)

@@ -180,7 +180,7 @@ async def test_a_score_that_is_none_is_a_fault(metric):
     ("screenshot", "words"),
     [
         (None, "instead of base64"),
-        ("%%%", "no base64"),
+        ("%%%", "not base64"),
         (base64.b64encode(b"GIF89a").decode(), "neither PNG nor JPEG"),
         (base64.b64encode(png(4, 4)[:-5]).decode(), "half a PNG"),
         (base64.b64encode(png_bomb()).decode(), "is not a screen"),
