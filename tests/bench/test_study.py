@@ -108,17 +108,20 @@ def test_the_page_has_the_figures_of_the_files_beside_it():
     credit, rest = page.split("## Credit beside the truth")
     truth, older = rest.split("## Samples of older weights")
     studies = json.loads(Path("docs/studies/algorithms.json").read_text())
+    credit, own_size = credit.split("## Credit, with advantages of their own size")
     by_outcome, by_reward = map(rows_of, credit.split("## Credit, with `signal: reward`"))
+    by_size = rows_of(own_size)
+    assert by_size.keys() == studies["credit, signal outcome, own size"]["arms"].keys()
     assert by_outcome.keys() == studies["credit, signal outcome"]["arms"].keys()
     assert by_reward.keys() == by_outcome.keys() - (ENDS_ALONE - {"grpo"})
-    for signal, shown in (("outcome", by_outcome), ("reward", by_reward)):
+    for signal, shown in (("outcome", by_outcome), ("reward", by_reward), ("outcome, own size", by_size)):
         for name, cells in shown.items():
             of = studies[f"credit, signal {signal}"]["arms"][name]
             said = [f"{100 * of['mean']:.1f} ± {100 * of['ci95']:.1f} %"]
             if versus := of.get("vs_grpo"):
                 p = versus["p_holm"]
                 said += [f"{100 * versus['mean']:+.1f} ± {100 * versus['ci95']:.1f}"]
-                said += ["< 0.001" if p < 0.001 else f"{p:.2f}"]
+                said += ["< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.005 else f"{p:.2f}"]
             assert cells[: len(said)] == said, (signal, name)
     assert all(cells[-1] == by_outcome[name][0].split(" ± ")[0] + " %" for name, cells in by_reward.items())
     tables = json.loads(Path("docs/studies/forks.json").read_text())
