@@ -16,8 +16,9 @@ import pytest_asyncio
 from click.testing import CliRunner
 from load.made_run import Shape, make_run
 
+from tapforge_envs.serving.page_site import CannotListen
 from tapforge_trainer.cli.main import cli
-from tapforge_trainer.dashboard.serve import CannotServe, serving
+from tapforge_trainer.dashboard.serve import serving
 from tapforge_trainer.run.assembly import ConfigurationError
 
 DEADLINE = aiohttp.ClientTimeout(total=60)
@@ -165,7 +166,7 @@ async def test_the_page_allows_its_own_files_alone(page, session):
 
 
 async def test_other_addresses_need_a_token(runs, session):
-    with pytest.raises(CannotServe, match="give a token"):
+    with pytest.raises(CannotListen, match="give a token"):
         async with serving([runs], "0.0.0.0", 0):
             pass
     async with serving([runs], "0.0.0.0", 0, "se-cret") as page:

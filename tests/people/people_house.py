@@ -16,10 +16,10 @@ from tapforge_envs.bridge.page_phone import BridgedPhone
 from tapforge_envs.bridge.slot import BridgeSlot
 from tapforge_envs.clients.phones import PhoneAddress, PhoneClients
 from tapforge_envs.people.page import PAGE_HEADER, TIMEOUT, Page
-from tapforge_envs.people.serve import page_served
 from tapforge_envs.phone import catalog
 from tapforge_envs.phone.demonstrator import demonstration
 from tapforge_envs.protocol import Action, Task
+from tapforge_envs.serving.page_site import page_served
 from tapforge_trainer.run.people import PeopleFolder
 
 

@@ -14,7 +14,8 @@ from aiohttp import web
 from chromium import tab
 
 from tapforge_envs.people.page import Page
-from tapforge_envs.people.serve import names_of, page_served
+from tapforge_envs.people.serve import names_of
+from tapforge_envs.serving.page_site import page_served
 
 TOKEN = "0123456789abcdef"
 

@@ -9,10 +9,10 @@ import aiohttp
 from chromium import Tab, tab
 
 from tapforge_envs.people.page import PAGE_HEADER, Page
-from tapforge_envs.people.serve import page_served
 from tapforge_envs.phone.page_phone import SharedPhone
 from tapforge_envs.phone.serve import Ports, serving
 from tapforge_envs.phone.slot import Slot
+from tapforge_envs.serving.page_site import page_served
 
 STEPS = "(async () => (await ask(at('', {}))).steps)()"
 PORTS = Ports(page=0, tapforge=None, mobileworld=None, adb=None)

@@ -30,7 +30,7 @@ from ..clients.adb.wire import AdbServer, server_address
 from ..clients.phones import PhoneAddress, PhoneClients
 from ..people.episode import EpisodeWriter
 from ..people.page import Page
-from ..people.serve import CannotListen, names_of, page_served
+from ..people.serve import names_of
 from ..protocol import EnvironmentFault, Task
 from ..serving.claims import Refused
 from ..serving.http import (
@@ -43,6 +43,7 @@ from ..serving.http import (
     slot_application,
     stop_signal,
 )
+from ..serving.page_site import CannotListen, page_served
 from ..wire import CONTENT_TYPE, PROTOCOL, answers
 from .adb_server import attached, own_adb_server
 from .page_phone import BridgedPhone

@@ -20,7 +20,8 @@ from aiohttp import web
 
 from ..people.episode import EpisodeWriter
 from ..people.page import Page
-from ..people.serve import CannotListen, names_of, page_served, refusal_to_show
+from ..people.serve import names_of, refusal_to_show
+from ..serving.page_site import CannotListen, page_served
 from . import server as tapforge
 from .adbd.android import Android
 from .adbd.daemon import EMULATOR_PORTS, Daemon

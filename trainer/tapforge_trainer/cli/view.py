@@ -52,8 +52,9 @@ def view(folders: tuple[Path, ...], serve: bool, host: str, port: int, token: st
 def serve_page(folders: tuple[Path, ...], host: str, port: int, token: str = "", as_json: bool = False) -> None:
     """Until Ctrl-C or SIGTERM."""
     from tapforge_envs.serving.http import stop_signal
+    from tapforge_envs.serving.page_site import CannotListen
 
-    from ..dashboard.serve import CannotServe, serving
+    from ..dashboard.serve import serving
 
     async def run() -> None:
         stopping = stop_signal()
@@ -65,7 +66,7 @@ def serve_page(folders: tuple[Path, ...], host: str, port: int, token: str = "",
     try:
         with as_message():
             asyncio.run(run())
-    except CannotServe as error:
+    except CannotListen as error:
         raise Wrong(str(error)) from error
 
 
