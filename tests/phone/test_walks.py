@@ -7,7 +7,7 @@ import urllib.request
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tapforge_envs.phone import catalog
@@ -30,6 +30,7 @@ CONTENT = st.dictionaries(st.text("klm", min_size=1, max_size=1), VALUES, min_si
 
 
 @given(CONTENT, CONTENT)
+@example({"k": False, "l": []}, {"k": 0, "l": []})
 @settings(deadline=None)
 def test_what_changed_makes_the_one_content_into_the_other(before, after):
     made = list(changes(before, after))

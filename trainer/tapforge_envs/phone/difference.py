@@ -40,7 +40,7 @@ _CHANGES: Final = TypeAdapter(Annotated[list[Change], Field(min_length=1, max_le
 
 def changes(before: Any, after: Any, at: tuple[str, ...] = ()) -> Iterator[Change]:
     """In the order of the keys. Nothing for contents that are equal but for the order of lists."""
-    if before == after:
+    if before == after and _text(before) == _text(after):  # to Python, False is 0
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for key in dict.fromkeys((*before, *after)):
