@@ -115,7 +115,7 @@ async def test_a_closed_browser_gives_the_phone_back(tmp_path: Path) -> None:
         seen = (await served.call("", page="two"))[1]["seen"]
         looking = asyncio.create_task(served.call(f"?seen={seen}", page="two"))
         async with asyncio.timeout(60):
-            while served.behind.slots[0].episode is not None:  # noqa: ASYNC110 (an episode tells nobody)
+            while served.behind.slots[0].episode is not None:  # noqa: ASYNC110 (an episode has no callback)
                 await asyncio.sleep(0.05)
             while (state := (await served.call("", page="two"))[1])["task"] is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

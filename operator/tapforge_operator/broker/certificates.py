@@ -1,7 +1,7 @@
 """Certificates of an authority of the broker's own. Pure: keys and certificates as PEM.
 
 The authority lasts `CA_DAYS`, the certificate `SERVER_DAYS`; either is renewed when a third of its life is left. A new
-authority stands in the bundle in front of the old one until that one ends, so that a client that trusts the bundle
+authority precedes the old one in the bundle until that one ends, so that a client that trusts the bundle
 trusts certificates of both. It signs nothing on the day it is made (`settled`) while the old one can: callers have time
 to read the bundle again.
 """

@@ -15,7 +15,7 @@ Promises:
    goes on, or it ends the reflector.
 6. Thousands of objects at once block no other task: others get a turn every few of them.
 
-Without `listed` there is no list: each watch begins with what is there, which is enough where no observer needs what
+Without `listed` nothing is listed: a watch begins with what is there, which is enough where no observer needs what
 vanished. Times are seconds.
 """
 

@@ -9,7 +9,6 @@ One writer per folder, which its owner has to see to.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from ..recording.packs import PackWriter
 from ..recording.segments import flush_folder
 from .episodes import VERSION, DataError, Episode
 from .folder import ABOUT, EPISODES, SCREENS, DataFolder
-from .images import ending_of
+from .images import kept_image
 
 
 class DataAppender:
@@ -45,10 +44,7 @@ class DataAppender:
 
     def screen(self, data: bytes) -> str:
         """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are not an image."""
-        name = hashlib.sha256(data).hexdigest()
-        if not self._screens.knows(name):
-            self._screens.put(name, data, ending_of(data))
-        return name
+        return kept_image(self._screens, data)
 
     def episode(self, episode: Episode) -> None:
         """Its screens first. `commit` makes it part of the set."""

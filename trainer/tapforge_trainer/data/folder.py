@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from ..recording.packs import PackReader, PackWriter
 from .episodes import VERSION, DataError, Episode, read_line
-from .images import ending_of
+from .images import kept_image
 
 EPISODES: Final = "episodes.jsonl"
 SCREENS: Final = "screens"
@@ -98,10 +98,7 @@ class DataWriter:
 
     def screen(self, data: bytes) -> str:
         """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are not an image."""
-        name = hashlib.sha256(data).hexdigest()
-        if not self._screens.knows(name):
-            self._screens.put(name, data, ending_of(data))
-        return name
+        return kept_image(self._screens, data)
 
     def episode(self, episode: Episode) -> None:
         self._lines.write(episode.line())

@@ -7,6 +7,7 @@ Promises:
 
 from __future__ import annotations
 
+import hashlib
 import io
 import warnings
 from pathlib import Path
@@ -17,6 +18,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from tapforge_envs.clients.pictures import MAX_PIXELS, MAX_SIDE
 
 from ..agents.coordinates import Coordinates, Plane, short
+from ..recording.packs import PackWriter
 from .episodes import DataError
 
 #: a screen as raw pixels has fewer
@@ -78,3 +80,11 @@ def _opened(data: bytes) -> Image.Image:
             f"an image of {width}x{height} pixels is not a screen: at most {MAX_SIDE} a side, {MAX_PIXELS:,} in all"
         )
     return image
+
+
+def kept_image(screens: PackWriter, data: bytes) -> str:
+    """Keeps an image as it is, once. Returns its name. Raises DataError for bytes that are not an image."""
+    name = hashlib.sha256(data).hexdigest()
+    if not screens.knows(name):
+        screens.put(name, data, ending_of(data))
+    return name
