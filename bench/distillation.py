@@ -109,7 +109,7 @@ def started(place: Path, sets: Iterable[str]) -> Iterator[subprocess.Popen[bytes
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(60)
 
 
 def trained(place: Path, arm: str, seed: int, updates: int, floor: float) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def beside_trl(updates: int) -> dict[str, Any]:
         def next_line(name: str) -> dict[str, float]:
             line = contenders[name].stdout.readline()  # type: ignore[union-attr]
             if not line:
-                raise SystemExit(f"load.offline_step {name} ended with {contenders[name].wait()}")
+                raise SystemExit(f"load.offline_step {name} ended with {contenders[name].wait(60)}")
             return dict(json.loads(line))
 
         try:
@@ -146,7 +146,7 @@ def many_rows(rows: int, screens: int, every: int) -> dict[str, Any]:
         make(folder, rows, screens)
         write_model(model, 0)
         process = child("load.rows", str(folder), str(model), str(rows), str(every))
-        said, _ = process.communicate()
+        said, _ = process.communicate(timeout=3600)
         if process.returncode:
             raise SystemExit(f"load.rows ended with {process.returncode}")
     return {"screens": screens, "every": every} | json.loads(said.splitlines()[-1])
