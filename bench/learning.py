@@ -12,7 +12,8 @@
 - `rules`: advantages, each with its defaults, on the suite's longest tasks, with the quickstart's learning rate.
 - `judges`: success by the verifier, by a judge that errs in a tenth of its answers, and by three votes of that judge.
 - `hacked`: a judge that takes every episode of 600 characters (six answers) for a success, beside the verifier: how far
-  the two go apart, and when the run's alarm says so.
+  the two go apart, and when the run's alarm says so. `hacked-long`: the same on the suite's longest tasks, where true
+  success is rare at first, beside runs that learn from the verifier.
 - `generated`: tasks that were made by walks on the phone (`tapforge tasks walk`) beside those of people's templates,
   measured on held-out tasks of people's templates.
 - `stages`: walked tasks, then the tasks that are measured, without their verifier, with three votes of the judge that
@@ -47,6 +48,9 @@ _WINDOWS = {
     "sliding": ("model.adapter.historyImages=3",),
     "blocks": ("model.adapter.historyImages=null", "model.adapter.history={blocks: {keep: 2, upTo: 6}}"),
 }
+_LONGEST = ("tasks.templates=[two_panels, switch_then_open]", "model.adapter.historySteps=12")
+_SHORT_START = ("warmStart.demonstrations=600", "warmStart.steps=140")
+_MANY_PHONES = ("environment.source.processes.count=48",)
 _EASY = ("tasks.templates=[open, open_two, switch, switch_two]",)
 #: those that walks are compared with, and measured on
 _PEOPLE = "tasks.templates=[switch, switch_two, two_panels]"
@@ -84,16 +88,16 @@ STUDIES = {
         },
         # after ten grpo is at 98 %: too late to tell rules apart
         updates=6,
-        common=("tasks.templates=[two_panels, switch_then_open]", "model.adapter.historySteps=12"),
+        common=_LONGEST,
         run=(
-            "environment.source.processes.count=48",
+            *_MANY_PHONES,
             "learner.learningRate=1.5e-4",
             "learner.warmupUpdates=4",
             "evaluation.greedy=true",
             "evaluation.sampled=false",
             "evaluation.episodes=200",
         ),
-        start=("warmStart.demonstrations=600", "warmStart.steps=140"),
+        start=_SHORT_START,
         shared=True,
     ),
     "judges": Study(
@@ -113,6 +117,16 @@ STUDIES = {
         updates=12,
         common=_EASY,
         start=("warmStart.steps=90",),
+        shared=True,
+        judges={_HACKABLE: ("--favour-long", "600")},
+        more=hacked,
+    ),
+    "hacked-long": Study(
+        {"verifier": (), "hackable": (f"rewards={_rewards(_HACKABLE, 1, 'asked')}",)},
+        updates=12,
+        common=_LONGEST,
+        run=_MANY_PHONES,
+        start=_SHORT_START,
         shared=True,
         judges={_HACKABLE: ("--favour-long", "600")},
         more=hacked,

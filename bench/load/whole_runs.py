@@ -147,9 +147,12 @@ def summed_up(study: Study, kept: dict[str, Any]) -> None:
 
 def hacked(folder: Path) -> dict[str, Any]:
     """The judge's success less the verifier's by update, the first update in which it is over 10 points, and the update
-    of the alarm."""
+    of the alarm; empty without a judge."""
     happened = list(read_events(folder))
-    apart = [event["rewards"]["judge_minus_verifier"] for event in happened if event["event"] == "update"]
+    compared = [event["rewards"] for event in happened if event["event"] == "update" and "rewards" in event]
+    if not compared:
+        return {}
+    apart = [one["judge_minus_verifier"] for one in compared]
     over = [place for place, share in enumerate(apart, 1) if share > 0.1]
     said = [e["update"] for e in happened if e["event"] == "alarm" and e["alarm"] == "judge_and_verifier"]
     return {

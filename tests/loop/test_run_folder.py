@@ -1,15 +1,19 @@
 """The folder of a run: what an earlier version wrote is read, and no two runs are mixed."""
 
 import json
+from contextlib import closing
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tapforge_api import dump_set, load
+from tapforge_trainer import session
 from tapforge_trainer.run.assembly import ConfigurationError
 from tapforge_trainer.run.folder import CURVE, SPEC, check_same, read_events, read_spec, write_spec
 from tapforge_trainer.run.report import write_report
-from tapforge_trainer.telemetry.telemetry import EVENTS
+from tapforge_trainer.telemetry.telemetry import EVENTS, ProgressView, Telemetry
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "quickstart.yaml"
 #: of a version before errorRate and baselines had these names
@@ -47,6 +51,16 @@ def test_a_run_of_an_earlier_version_is_resumed_and_its_curve_drawn(tmp_path: Pa
     assert read_spec(tmp_path) == load(tmp_path / SPEC)
     write_report(tmp_path)
     assert (tmp_path / CURVE).stat().st_size > 0
+
+
+async def test_pictures_that_fail_do_not_fail_a_run_that_is_over(tmp_path: Path) -> None:
+    write_spec(tmp_path, load(SAMPLE))
+    _events(tmp_path, {"event": "evaluation", "update": 0, "mode": "greedy", "success": 0.5, "interval": [0.1, 0.9]})
+    (tmp_path / CURVE).mkdir()  # as where a disk is full or matplotlib is away
+    view = ProgressView("over", 0)
+    with closing(Telemetry(tmp_path, view, Console(file=StringIO()))) as telemetry:
+        await session._drawn(tmp_path, telemetry)
+    assert f"tapforge view {tmp_path}" in view.notes[-1] and CURVE in view.notes[-1]
 
 
 def test_a_folder_with_a_checkpoint_takes_no_other_run(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_an_engine_that_shares_its_gpu_takes_its_share_beside_the_resting_learne
     fields = ("placement.mode=colocated", "learner.ranks=8", "engine.replicas=8", "engine.gpuMemoryShare=0.85")
     code, plan = document("run-qwen3-vl-8b.yaml", *(w for o in fields for w in ("--set", o)))
     assert code == 2
-    assert plan["roles"]["colocated"]["when"] == "sampling"
+    assert plan["roles"]["colocated"]["when"] == "proof of a sync"
     assert "engine.gpuMemoryShare" in plan["advice"][0]
 
 

@@ -156,9 +156,17 @@ async def _trained(
         )
         write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         if draw:
-            await asyncio.to_thread(write_report, folder)
+            await _drawn(folder, telemetry)
     telemetry.phase("done", "Done")
     return summary
+
+
+async def _drawn(folder: Path, telemetry: Telemetry) -> None:
+    """Curve and replay. The run is over and its figures are kept: a picture that fails doesn't fail it."""
+    try:
+        await asyncio.to_thread(write_report, folder)
+    except Exception as error:  # noqa: BLE001 - of libraries that draw, of plugins, of the disk; it can be done again
+        telemetry.note(f"curve and replay were not written: {error}; once that is mended: tapforge view {folder}")
 
 
 def newest_progress(run: TrainingRun, place: CheckpointBackend) -> Progress:

@@ -118,7 +118,9 @@ def house(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return made
 
 
-WOKEN = ["give_back_memory", "pause", "wake weights", "send", "wake kv_cache", "proceed", "probe", "release"]
+#: of a round that has arrived; ranks keep nothing of their pass for the proof
+PROVED = ["probe", "give_back_memory", "release"]
+WOKEN = ["give_back_memory", "pause", "wake weights", "send", "wake kv_cache", "proceed", *PROVED]
 
 
 async def test_engines_sleep_while_the_learner_works_and_wake_with_its_weights(house: Any) -> None:
@@ -137,7 +139,7 @@ async def test_engines_sleep_while_the_learner_works_and_wake_with_its_weights(h
         assert figures["sync_gigabytes_per_second"] > 0
         h.log.clear()
         await h.policy.sync(2)
-        assert h.log == ["pause", "send", "proceed", "probe", "release"], "they were awake"
+        assert h.log == ["pause", "send", "proceed", *PROVED], "they were awake"
 
 
 async def test_adapters_that_come_alone_come_to_engines_that_are_awake(house: Any) -> None:
@@ -147,12 +149,12 @@ async def test_adapters_that_come_alone_come_to_engines_that_are_awake(house: An
         async with h.policy.learning(1):
             pass
         await h.policy.sync(1)
-        woken = ["weights", "give_back_memory", "pause", "wake weights", "wake kv_cache", "renew", "probe", "release"]
+        woken = ["weights", "give_back_memory", "pause", "wake weights", "wake kv_cache", "renew", *PROVED]
         assert h.log == ["sleep", *woken] and not h.engines.asleep
         assert h.policy.engine_metrics["sync_bytes"] == 10
         h.log.clear()
         await h.policy.sync(2)
-        assert h.log == ["weights", "renew", "probe", "release"], "they were awake"
+        assert h.log == ["weights", "renew", *PROVED], "they were awake"
 
 
 async def test_engines_that_slept_while_nothing_was_learned_wake_with_the_weights_as_they_are(house: Any) -> None:
@@ -178,7 +180,7 @@ async def test_engines_sleep_again_before_a_full_set_is_sent_once_more(house: An
             pass
         h.mismatches.append(sync.SyncMismatch("layer 3 is stale", {"gap_mean": 0.5}))
         assert await h.policy.sync(1) == 0.125
-        assert h.log == ["sleep", *WOKEN[:-1], "discard", "sleep", *WOKEN] and not h.engines.asleep
+        assert h.log == ["sleep", *WOKEN[:-2], "discard", "sleep", *WOKEN] and not h.engines.asleep
         await until(lambda: h.actors[0].asked)
         h.actors[0].answer()
         assert list((await task).versions) == [1, 1], "it was asked again"

@@ -2,7 +2,7 @@
 
 What fits: on each GPU, the largest moment of its role and `RESERVE` of the card beside it. Where engines and ranks
 share GPUs they take turns: an engine that samples beside a resting learner, a step beside a sleeping engine, a weight
-sync beside an engine that has its weights and no cache.
+sync beside an engine that has its weights and no cache, the proof of a sync beside an engine that has both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..rollout.frame_budget import engine_frames_mib, frame_pixels
 from ..run.policy_settings import gpu_share_of, learner_settings
 from .engine import EngineLoad, batched_tokens, engine_moment, problem
 from .known import GIB, MIB, gpu_bytes
-from .learner import LearnerLoad, Moment, bucket_bytes, moments, resident
+from .learner import LearnerLoad, Moment, bucket_bytes, moments, proof, resident
 
 #: of a card: for the CUDA context, NCCL, CUDA graphs and fragmentation. Not measured
 RESERVE: Final = 0.1
@@ -30,6 +30,8 @@ RESERVE: Final = 0.1
 DEFAULT_CARD: Final = 80 * GIB
 #: text in a sample beside its frames, at least, tokens: fewer text means more frames in a micro-batch
 _LEAST_TEXT: Final = 256
+#: of the answers and prompts of a sync's proof (`sync/proof.py`), about
+_PROOF_TOKENS: Final = 4096
 #: of a process with torch and Ray, or with vLLM, without what is counted apart: an engine of the tiny model on a CPU
 #: had 2.3 GiB. Not measured on a GPU
 _PROCESS: Final = 4 * GIB
@@ -111,7 +113,8 @@ def estimate(
         # In a sync the rank fills a bucket, and the engine's worker copies it.
         handed = 2 * bucket_bytes(load)
         steps = [_beside(moment, sampled, handed if moment.name == "weight sync" else None) for moment in moments(load)]
-        fullest = max([*steps, _sum("sampling", at_rest, sampled)], key=lambda moment: moment.total)
+        awake = (_sum("sampling", at_rest, sampled), _sum("proof of a sync", proof(load, _PROOF_TOKENS), sampled))
+        fullest = max([*steps, *awake], key=lambda moment: moment.total)
         roles: tuple[GpuRole, ...] = (_role("colocated", learner.ranks, fullest, trouble, card),)
     else:
         fullest = max(moments(load), key=lambda moment: moment.total)

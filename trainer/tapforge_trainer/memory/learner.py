@@ -283,6 +283,20 @@ def _sync(load: LearnerLoad, static: Moment) -> Moment:
     return static.plus("weight sync", temporary=(_MASTER + load.width) * _largest(load))
 
 
+def proof(load: LearnerLoad, tokens: int) -> Moment:
+    """The pass over so many tokens that engines have answered with right after a sync, without gradients."""
+    root, _, embedding, layers, head = _groups(load)
+    layer = max(load.shape.layers, key=lambda one: one.parameters)
+    piece = min(tokens, max(1, LOGITS_AT_ONCE // load.shape.vocabulary)) * load.shape.vocabulary
+    return resident(load).plus(
+        "proof of a sync",
+        unsharded=load.width * (root.size + head.size + sum(group.size for group in embedding)),
+        gather=2 * load.width * max(group.size for group in layers),
+        activations=_layer_bytes(load, layer) * min(tokens, load.tokens),
+        temporary=_LOGIT_BYTES * piece,
+    )
+
+
 def bucket_bytes(load: LearnerLoad) -> int:
     """What weights travel in where an engine shares the GPU."""
     return max(BUCKET_BYTES, load.width * _largest(load))
