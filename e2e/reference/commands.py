@@ -14,7 +14,7 @@ from .words import page, plain, table, wrapped
 
 _INTRODUCTION = (
     "`tapforge COMMAND --help` shows the same in a terminal. [Exit codes](../runs.md#stop-and-resume) are the same for "
-    "all commands. [The operator](../operator.md#flags) explains the flags of `tapforge-operator`."
+    "all commands. [Its reference](../operator-reference.md#flags) explains the flags of `tapforge-operator`."
 )
 
 

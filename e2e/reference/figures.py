@@ -29,8 +29,8 @@ def figures_page() -> str:
         table(("figure", "meaning"), [(f"`{name}`", plain(said)) for name, said in FIGURES.items()]),
         "## Metrics of the operator",
         wrapped(
-            "Prometheus' text format, on port 8080 at `/metrics`. [The operator](../operator.md#metrics) lists states "
-            "and phases, [monitoring](../monitoring.md) has the alerts."
+            "Prometheus' text format, on port 8080 at `/metrics`. [Its reference](../operator-reference.md#metrics) "
+            "lists states and phases, [monitoring](../monitoring.md) has the alerts."
         ),
         table(("metric", "kind", "labels", "meaning"), _metrics()),
     )

@@ -769,7 +769,8 @@ def test_every_command_of_the_runbook_is_answered(
     pool, run = LivePool(cluster, space, replicas=2), LiveRun(cluster, space, checkpoints=SAFE, **pool_source())
     run.runs()
     pool.wait("both phones", lambda: pool.status()["ready"] == 2)
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "runbook.md").read_text(), re.DOTALL)
+    pages = "".join(page.read_text() for page in sorted((ROOT / "docs").glob("runbook*.md")))
+    blocks = re.findall(r"```sh\n(.*?)```", pages, re.DOTALL)
     commands = {line.split(" | ")[0] for block in blocks for line in block.splitlines()}
     assert len(commands) > 15
     for command in sorted(commands):

@@ -1,4 +1,4 @@
-"""What docs/operator.md and docs/pools.md list is what the code has: flags, metrics, states, reasons, roles."""
+"""What the pages about the operator and pools list is what the code has: flags, metrics, states, reasons, roles."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from tapforge_operator.main import main
 from tapforge_operator.observability.metrics import PHASES, STATES
 
 ROOT = Path(__file__).parents[2]
-OPERATOR = (ROOT / "docs" / "operator.md").read_text()
-POOLS = (ROOT / "docs" / "pools.md").read_text()
+OPERATOR = (ROOT / "docs" / "operator-reference.md").read_text()
+RIGHTS = (ROOT / "docs" / "rights.md").read_text()
+POOLS = (ROOT / "docs" / "pool-status.md").read_text()
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:
@@ -56,7 +57,7 @@ def test_every_role():
         for thing in yaml.safe_load_all(path.read_text())
         if thing.get("kind") in ("Role", "ClusterRole")
     }
-    assert {name for key in rows(OPERATOR, "Rights") for name in key.split(", ")} == roles
+    assert {name for key in rows(RIGHTS, "Rights") for name in key.split(", ")} == roles
 
 
 def test_every_field_of_the_status():
@@ -83,7 +84,8 @@ def test_every_reason_that_needs_a_person():
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/pools.md", "docs/operator.md", "docs/gitops.md", "docs/autoscaling.md", "README.md"]
+    "page",
+    ["docs/pools.md", "docs/operator.md", "docs/rights.md", "docs/gitops.md", "docs/autoscaling.md", "docs/install.md"],
 )
 def test_files_that_are_named_exist(page):
     text = (ROOT / page).read_text()
