@@ -170,6 +170,14 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
+def test_a_source_of_a_page_stays_readable() -> None:
+    """Lines and files as long as Python's may be, for which ruff and the test above are."""
+    texts = {path.relative_to(ROOT): _lines(path) for path in _tracked() if path.suffix in (".js", ".css", ".html")}
+    assert len(texts) > 15
+    assert not [f"{name}:{n}" for name, lines in texts.items() for n, line in enumerate(lines, 1) if len(line) > 120]
+    assert not [name for name, lines in texts.items() if len(lines) > 400], "one file, one idea"
+
+
 def test_files_of_tests_have_names_of_their_own() -> None:
     """pytest imports them by these alone: two of one name end the collection of every job that has both."""
     names = [path.name for path in sorted((ROOT / "tests").rglob("test_*.py"))]

@@ -26,7 +26,9 @@ async function ask(address, signal) {
 
 async function post(number, path, body) {
   const answer = await fetch(at(path, number), {
-    method: "POST", headers: { "Content-Type": "application/json", "Tapforge-Page": pageName }, body: JSON.stringify(body),
+    method: "POST",
+    headers: { "Content-Type": "application/json", "Tapforge-Page": pageName },
+    body: JSON.stringify(body),
   });
   const said = await answer.json();
   if (number !== phone) return;
@@ -81,7 +83,8 @@ function show(next) {
 
 function showVerdict(next) {
   const { verdict, keep } = next, invalid = keep ? keep.invalid : "";
-  $("verdict").className = verdict && verdict.outcome ? verdict.outcome : invalid ? "invalid" : verdict ? "undecided" : "";
+  const undecided = invalid ? "invalid" : verdict ? "undecided" : "";
+  $("verdict").className = verdict && verdict.outcome ? verdict.outcome : undecided;
   $("outcome").textContent = !verdict ? "" : verdict.outcome
     ? verdict.outcome + (verdict.score === null ? "" : `, score ${verdict.score}`) : "No verifier: you decide.";
   const effects = verdict && verdict.side_effects.length ? ` Side effects: ${verdict.side_effects.join(", ")}.` : "";

@@ -97,7 +97,9 @@
   document.addEventListener("DOMContentLoaded", install, { once: true });
   window.addEventListener("submit", (event) => event.preventDefault(), true);
   // Menus and drags of the browser's own are not part of a page, are in no screenshot, and hold up everything else.
-  for (const name of ["contextmenu", "dragstart"]) window.addEventListener(name, (event) => event.preventDefault(), true);
+  for (const name of ["contextmenu", "dragstart"]) {
+    window.addEventListener(name, (event) => event.preventDefault(), true);
+  }
   window.addEventListener("mousedown", (event) => event.button === 1 && event.preventDefault(), true);
 
   const settled = async () => {
@@ -157,7 +159,9 @@
     }
     if (name === "option") node.selected = element.selected;
     if (element.namespaceURI && element.namespaceURI.endsWith("svg"))
-      for (const of of ["fill", "stroke", "r", "transform"]) if (element.hasAttribute(of)) node[of] = element.getAttribute(of);
+      for (const of of ["fill", "stroke", "r", "transform"]) {
+        if (element.hasAttribute(of)) node[of] = element.getAttribute(of);
+      }
     if (element.style && element.style.backgroundColor) node.background = element.style.backgroundColor;
     if (element === document.activeElement && element !== document.body) node.focused = true;
     if (element.scrollTop) node.scrolled = Math.round(element.scrollTop);
@@ -169,7 +173,8 @@
       if (SKIPPED.has(child.tagName) || HIDDEN.has(child.id)) continue;
       const shape = child.getBoundingClientRect();
       const seen = shape.width > 0 || shape.height > 0 || child.children.length > 0;
-      if (!seen || getComputedStyle(child).display === "none" || getComputedStyle(child).visibility === "hidden") continue;
+      if (!seen || getComputedStyle(child).display === "none") continue;
+      if (getComputedStyle(child).visibility === "hidden") continue;
       left.nodes -= 1;
       children.push(described(child, left));
     }
@@ -192,7 +197,8 @@
     };
   };
   const begin = async (seed, mode, ms) => {
-    if (typeof core === "undefined" || typeof core.startEpisodeReal !== "function") throw new Error("no page of MiniWoB");
+    const there = typeof core !== "undefined" && typeof core.startEpisodeReal === "function";
+    if (!there) throw new Error("no page of MiniWoB");
     await document.fonts.ready;
     await advance(0);
     if (mode) core.setDataMode(mode);

@@ -15,7 +15,8 @@ function filter() {
     // The two sides of a pair only mean something together.
     const whole = card.classList.contains("pair");
     for (const episode of episodes) episode.hidden = !whole && !wanted.includes(episode);
-    card.hidden = !wanted.length || (template && card.dataset.template !== template) || !texts.get(card).includes(words);
+    const other = template && card.dataset.template !== template;
+    card.hidden = !wanted.length || other || !texts.get(card).includes(words);
     shown += card.hidden ? 0 : 1;
   }
   form.querySelector("output").textContent = `${shown} of ${cards.length} tasks`;

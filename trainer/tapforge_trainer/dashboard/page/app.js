@@ -18,7 +18,8 @@ const VIEWS = {
   episode: episodeView, group: groupView, step: stepView,
 };
 
-const main = document.getElementById('main'), nav = document.getElementById('nav'), status = document.getElementById('status');
+const main = document.getElementById('main'), nav = document.getElementById('nav'),
+  status = document.getElementById('status');
 let shown = null, number = 0, lastList = '';
 
 function tabs(run, kind) {
@@ -27,7 +28,8 @@ function tabs(run, kind) {
   put(nav, h('a', { class: 'run', href: address(['run', run]) }, run),
     TABS.map(([name, words]) => {
       const back = name === 'episodes' && inside === 'episodes' && kind !== 'episodes' && lastList;
-      return h('a', { href: back || address(['run', run, ...(name ? [name] : [])]), 'aria-current': name === inside ? 'page' : null }, words);
+      return h('a', { href: back || address(['run', run, ...(name ? [name] : [])]),
+          'aria-current': name === inside ? 'page' : null }, words);
     }));
 }
 

@@ -60,15 +60,18 @@ export function chart({ series, points = [], lines = [], share = false, smooth =
   const readout = h('div', { class: 'readout', 'aria-hidden': 'true' });
   const draw = () => {
     const width = Math.max(260, box.clientWidth || 600);
-    const values = [...series.flatMap((one) => one.ys.filter((y) => y !== null)), ...points.flatMap((p) => [p.low ?? p.y, p.high ?? p.y])];
-    const xs = [...series.flatMap((one) => [one.xs[0], one.xs[one.xs.length - 1]]), ...points.map((p) => p.x)].filter((x) => x !== undefined);
+    const values = [...series.flatMap((one) => one.ys.filter((y) => y !== null)),
+      ...points.flatMap((p) => [p.low ?? p.y, p.high ?? p.y])];
+    const xs = [...series.flatMap((one) => [one.xs[0], one.xs[one.xs.length - 1]]), ...points.map((p) => p.x)]
+      .filter((x) => x !== undefined);
     if (!values.length) {
       box.replaceChildren(h('p', { class: 'quiet' }, 'Nothing measured yet.'));
       return;
     }
     let low = share ? 0 : Math.min(...values), high = share ? 1 : Math.max(...values);
     if (low === high) [low, high] = [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1];
-    else if (!share) [low, high] = [low >= 0 && low < 0.4 * high ? 0 : low - 0.04 * (high - low), high + 0.04 * (high - low)];
+    else if (!share) [low, high] = [low >= 0 && low < 0.4 * high ? 0 : low - 0.04 * (high - low),
+      high + 0.04 * (high - low)];
     const first = Math.min(...xs), last = Math.max(...xs, first + 1);
     const x = (at) => LEFT + ((at - first) / (last - first)) * (width - LEFT - RIGHT);
     const y = (value) => TOP + (1 - (value - low) / (high - low)) * (height - TOP - BOTTOM);
@@ -76,14 +79,16 @@ export function chart({ series, points = [], lines = [], share = false, smooth =
     const svg = s('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label });
     for (const at of ticks(low, high, 4)) {
       svg.append(s('line', { class: 'grid', x1: LEFT, x2: width - RIGHT, y1: y(at), y2: y(at) }),
-        s('text', { class: 'tick', x: LEFT - 8, y: y(at) + 4, 'text-anchor': 'end' }, share ? `${Math.round(100 * at)} %` : number(Number(at.toPrecision(6)))));
+        s('text', { class: 'tick', x: LEFT - 8, y: y(at) + 4, 'text-anchor': 'end' },
+          share ? `${Math.round(100 * at)} %` : number(Number(at.toPrecision(6)))));
     }
     for (const at of ticks(first, last, Math.min(8, width / 90)).filter(Number.isInteger)) {
       svg.append(s('text', { class: 'tick', x: x(at), y: height - 6, 'text-anchor': 'middle' }, at));
     }
     for (const line of lines) {
       svg.append(s('line', { class: 'baseline', x1: LEFT, x2: width - RIGHT, y1: y(line.y), y2: y(line.y) }),
-        s('text', { class: 'tick', x: width - RIGHT, y: y(line.y) - 4, 'text-anchor': 'end' }, `${line.name} ${percent(line.y)}`));
+        s('text', { class: 'tick', x: width - RIGHT, y: y(line.y) - 4, 'text-anchor': 'end' },
+          `${line.name} ${percent(line.y)}`));
     }
     const most = 2 * (width - LEFT - RIGHT);
     series.forEach((one, n) => {
@@ -94,9 +99,12 @@ export function chart({ series, points = [], lines = [], share = false, smooth =
       if (one.xs.length === 1) svg.append(s('circle', { cx: x(one.xs[0]), cy: y(one.ys[0]), r: 3, fill: stroke }));
     });
     points.forEach((p) => {
-      const colour = p.colour || 'var(--c1)', at = Math.max(LEFT + 5, Math.min(width - RIGHT - 5, x(p.x) + (p.beside || 0)));
-      if (p.low !== undefined && p.low !== null) svg.append(s('line', { class: 'interval', x1: at, x2: at, y1: y(p.low), y2: y(p.high), stroke: colour }));
-      svg.append(s('circle', { class: 'measured', cx: at, cy: y(p.y), r: 5, fill: colour }, s('title', {}, `${p.name}: ${percent(p.y)}`)));
+      const colour = p.colour || 'var(--c1)',
+        at = Math.max(LEFT + 5, Math.min(width - RIGHT - 5, x(p.x) + (p.beside || 0)));
+      if (p.low !== undefined && p.low !== null) svg.append(s('line',
+          { class: 'interval', x1: at, x2: at, y1: y(p.low), y2: y(p.high), stroke: colour }));
+      svg.append(s('circle', { class: 'measured', cx: at, cy: y(p.y), r: 5, fill: colour },
+          s('title', {}, `${p.name}: ${percent(p.y)}`)));
     });
     const rule = s('line', { class: 'rule', y1: TOP, y2: height - BOTTOM, x1: -9, x2: -9 });
     svg.append(rule);
@@ -112,7 +120,8 @@ export function chart({ series, points = [], lines = [], share = false, smooth =
       rule.setAttribute('x1', where);
       rule.setAttribute('x2', where);
       readout.replaceChildren(h('b', {}, `update ${rows[0][1]}`), ...rows.map(([one, , value, colour]) =>
-        h('span', {}, h('i', { style: { background: colour } }), `${one.name} `, h('b', {}, value === null ? '–' : words(value)))));
+        h('span', {}, h('i', { style: { background: colour } }), `${one.name} `,
+          h('b', {}, value === null ? '–' : words(value)))));
       readout.style.setProperty('display', 'flex');
     });
     svg.addEventListener('pointerleave', () => {
@@ -127,5 +136,6 @@ export function chart({ series, points = [], lines = [], share = false, smooth =
 }
 
 export function legend(names) {
-  return h('p', { class: 'legend' }, names.map(([name, colour]) => h('span', {}, h('i', { style: { background: colour } }), name)));
+  return h('p', { class: 'legend' },
+    names.map(([name, colour]) => h('span', {}, h('i', { style: { background: colour } }), name)));
 }

@@ -64,7 +64,8 @@ export function ago(unix) {
   const passed = Date.now() / 1000 - unix;
   if (passed < 90) return `${Math.max(0, Math.round(passed))} s ago`;
   if (passed < 5400) return `${Math.round(passed / 60)} min ago`;
-  return new Date(1000 * unix).toLocaleString('en-GB', { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit' });
+  return new Date(1000 * unix).toLocaleString('en-GB',
+    { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit' });
 }
 
 export const outcome = (name) => h('span', { class: `outcome ${name}` }, name);
@@ -79,6 +80,7 @@ export function pick(label, options, value, changed, props = {}) {
 }
 
 export function entry(label, value, changed, props = {}) {
-  const input = h('input', { type: 'text', size: 8, ...props, value: value || '', onchange: (e) => changed(e.target.value) });
+  const input = h('input', { type: 'text', size: 8, ...props, value: value || '',
+      onchange: (e) => changed(e.target.value) });
   return h('label', { class: 'field' }, h('span', {}, label), input);
 }

@@ -32,7 +32,8 @@ export async function runsView() {
   const body = h('tbody', {});
   const refresh = async () => put(body, (await ask('runs')).runs.map(row));
   await refresh();
-  const titles = [['Run'], ['State'], ['Before', 'n'], ['After', 'n'], ['Practice, last 5', 'n'], ['Model'], ['Algorithm'], ['Seed'], ['Last event']];
+  const titles = [['Run'], ['State'], ['Before', 'n'], ['After', 'n'], ['Practice, last 5', 'n'], ['Model'],
+    ['Algorithm'], ['Seed'], ['Last event']];
   const node = card('Runs', {}, h('div', { class: 'scroll' }, h('table', {},
     h('thead', {}, h('tr', {}, titles.map(([title, kind]) => h('th', { scope: 'col', class: kind }, title)))), body)));
   return { node: h('div', {}, h('h1', { class: 'hidden' }, 'Runs'), node), refresh };
