@@ -14,6 +14,9 @@ ARGS       ?=
 
 CACHE  := $(or $(TAPFORGE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tapforge)
 UV     := $(CACHE)/uv-$(UV_VERSION)/bin/uv
+# The same name in a rule, where a blank ends a name: HOME may have one.
+EMPTY  :=
+UV_RULE := $(subst $(EMPTY) $(EMPTY),\ ,$(UV))
 LOCK   := requirements/cpu.txt
 BIN    := .venv/bin
 # Stamps: the packages of the lock are in .venv; so is this checkout. Their names hold the checkout's path, because the
@@ -52,8 +55,8 @@ reference: $(READY) ## the generated pages of docs/reference, from the code
 pictures: $(READY) ## the pictures of README and docs, from runs/quickstart; from another run: ARGS=FOLDER
 	@$(BIN)/python -m e2e.pictures $(ARGS)
 
-docs: $(UV) ## the site of docs/ into build/site, which needs no network afterwards; a lost link is an error
-	@$(UV) run --quiet --no-project --python $(PYTHON) --with-requirements requirements/docs.txt -- \
+docs: $(UV_RULE) ## the site of docs/ into build/site, which needs no network afterwards; a lost link is an error
+	@"$(UV)" run --quiet --no-project --python $(PYTHON) --with-requirements requirements/docs.txt -- \
 	    sphinx-build --quiet --fresh-env --fail-on-warning --jobs auto -c docs . build/site $(ARGS)
 	@echo "docs: build/site/index.html; with search: python3 -m http.server --directory build/site"
 
@@ -96,10 +99,10 @@ test-models: $(READY) ## each model family at its real width, alone: an update o
 	@$(BIN)/python -m pytest tests/families -m "long or width" -v $(ARGS)
 
 check-wheel: $(READY) ## the wheel on Python 3.11, 3.12 and 3.13, those that are here; one of them: ARGS="--python 3.12"
-	@$(BIN)/python -m release.check_wheel --uv $(UV) $(ARGS)
+	@$(BIN)/python -m release.check_wheel --uv "$(UV)" $(ARGS)
 
 release: $(READY) ## packages, chart, images, SBOMs and checksums into dist/: docs/release.md; ARGS="--no-images", "--trainer"
-	@$(BIN)/python -m release --uv $(UV) $(ARGS)
+	@$(BIN)/python -m release --uv "$(UV)" $(ARGS)
 
 lint: $(READY) ## ruff, mypy, import rules
 	@$(LINT); [ -z "$$failed" ]
@@ -110,11 +113,11 @@ format: $(READY) ## write every file as ruff would have it
 # cpu.txt is this checkout's environment; the others are the images' (Dockerfile). What both hold has the same version, but
 # for GPUs: vLLM's build for those wants versions of its own. The operator needs no pictures, arrays or colours, and it
 # and phones render no page.
-COMPILE = $(UV) pip compile --quiet --python-version $(PYTHON) --no-header --output-file
+COMPILE = "$(UV)" pip compile --quiet --python-version $(PYTHON) --no-header --output-file
 IMAGE   = --no-annotate pyproject.toml $(ARGS)
 NO_PAGES = $(addprefix --no-emit-package ,jinja2 markupsafe)
 LOGGERS = $(addprefix --extra ,tensorboard wandb swanlab mlflow)
-lock: $(UV) ## write requirements/*.txt again from pyproject.toml; newest versions: ARGS=--upgrade
+lock: $(UV_RULE) ## write requirements/*.txt again from pyproject.toml; newest versions: ARGS=--upgrade
 	@echo "lock: $(LOCK)"
 	@$(COMPILE) $(LOCK) --extra operator --extra trainer-cpu --extra web --extra cluster --extra storage --extra data $(LOGGERS) --extra dev pyproject.toml $(ARGS)
 	@echo "lock: requirements of the images"
@@ -137,9 +140,9 @@ clean: ## remove the environment and every cache in the checkout; recorded runs 
 
 # --- setting up -------------------------------------------------------------------------------------------------------
 
-$(READY): $(LOCKED) pyproject.toml | $(UV)
+$(READY): $(LOCKED) pyproject.toml | $(UV_RULE)
 	@echo "setup: this checkout into .venv"
-	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@"$(UV)" pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
 # Hard links make the second environment free; they work only inside one file system. Compiled bytecode halves the time
@@ -148,14 +151,14 @@ $(READY): $(LOCKED) pyproject.toml | $(UV)
 # the plain one, and the libraries of CUDA, which are what only the plain build needs, are left out.
 CUDA := ^(cuda-|nvidia-)
 KEPT := ^nvidia-ml-py==
-$(LOCKED): $(LOCK) | $(UV)
+$(LOCKED): $(LOCK) | $(UV_RULE)
 	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true); \
 	if [ "$$version" != $(PYTHON) ] || [ -n "$$(ls .venv/.locked-* 2>/dev/null | grep -v $(HERE))" ]; then \
 	    echo "setup: Python $(PYTHON) environment in .venv"; \
-	    $(UV) venv --quiet --clear --python $(PYTHON) .venv; \
+	    "$(UV)" venv --quiet --clear --python $(PYTHON) .venv; \
 	fi
 	@echo "setup: $$(grep -c == $(LOCK)) packages into .venv (the first time they are downloaded, which takes minutes)"
-	@SECONDS=0; cached=$$($(UV) cache dir); mkdir -p "$$cached"; \
+	@SECONDS=0; cached=$$("$(UV)" cache dir); mkdir -p "$$cached"; \
 	[ "$$(stat -c %d "$$cached")" = "$$(stat -c %d .venv)" ] || export UV_LINK_MODE=copy; \
 	lock=$(LOCK); index=(); \
 	if [ -n "$${TAPFORGE_CPU_INDEX:-}" ]; then \
@@ -163,13 +166,13 @@ $(LOCKED): $(LOCK) | $(UV)
 	    lock=.venv/cpu.txt; awk '!/$(CUDA)/ || /$(KEPT)/' $(LOCK) > $$lock; \
 	    index=(--index "$$TAPFORGE_CPU_INDEX" --index-strategy unsafe-best-match); \
 	fi; \
-	$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python "$${index[@]}" $$lock; \
+	"$(UV)" pip sync --quiet --compile-bytecode --python $(BIN)/python "$${index[@]}" $$lock; \
 	echo "setup: packages there after $$SECONDS s"
 	@touch $@
 
 # Needed only while something is being set up: an environment that is ready works without it.
-.SECONDARY: $(UV)
-$(UV):
+.SECONDARY: $(UV_RULE)
+$(UV_RULE):
 	@echo "setup: uv $(UV_VERSION) into $(CACHE) (once per machine)"
 	@python3 -m venv --clear "$(CACHE)/uv-$(UV_VERSION)" || { \
 	    echo "setup: python3 can't make environments; on Debian: apt install python3-venv" >&2; exit 1; }

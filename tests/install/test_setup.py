@@ -24,12 +24,14 @@ esac
 
 @pytest.fixture
 def setup(tmp_path: Path):
-    """Runs it in a copy of what it reads; returns (words of each call, names in the lock that uv got)."""
-    checkout = tmp_path / "checkout"
+    """Runs it in a copy of what it reads, with blanks in all paths; returns (words of each call, names in the lock that
+    uv got)."""
+    checkout, home = tmp_path / "a checkout", tmp_path / "a home"
+    home.mkdir()
     (checkout / "requirements").mkdir(parents=True)
     for file in ("Makefile", "pyproject.toml", "requirements/cpu.txt"):
         shutil.copy(ROOT / file, checkout / file)
-    uv = tmp_path / "uv"
+    uv = home / "uv"
     uv.write_text(UV)
     uv.chmod(0o755)
 
@@ -38,8 +40,8 @@ def setup(tmp_path: Path):
         subprocess.run(
             ["make", "setup", f"UV={uv}"], cwd=checkout, env=left | environment, timeout=60, check=True, text=True
         )
-        pins = [line for line in (tmp_path / "lock").read_text().splitlines() if line[:1].isalnum()]
-        return (tmp_path / "words").read_text().splitlines(), {pin.partition("==")[0] for pin in pins}
+        pins = [line for line in (home / "lock").read_text().splitlines() if line[:1].isalnum()]
+        return (home / "words").read_text().splitlines(), {pin.partition("==")[0] for pin in pins}
 
     return run
 

@@ -235,6 +235,35 @@ async def test_what_cannot_be_served_is_said(ports, host, words):
             pass
 
 
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [
+        ("::1", ["[::1]"]),
+        ("::", ["[::1]", "127.0.0.1"]),
+        ("*", ["[::1]", "127.0.0.1"]),
+        ("0.0.0.0", ["127.0.0.1"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+    ],
+)
+async def test_every_address_that_is_printed_is_reached_and_names_this_machine(host, names, session):
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    async with serving(1, 96, 160, SUITES, Ports(), host, token="0123456789abcdef") as here:
+        (phone,) = here.phones
+        servers = {here.page: "api/catalog", phone["tapforge"]: "/health", phone["mobileworld"]: "/health"}
+        for url, path in servers.items():
+            assert url.startswith(f"http://{names[0]}:")
+            for name in names:
+                at = url.replace(names[0], name, 1) + path
+                async with session.get(at, headers={"Authorization": "Bearer 0123456789abcdef"}) as answer:
+                    assert answer.status == 200, at
+        assert phone["adb"].startswith(f"adb connect {names[0]}:")
+        for name in names:
+            port = int(phone["adb"].rpartition(":")[2])
+            _, writer = await asyncio.open_connection(name.strip("[]"), port)
+            writer.close()
+
+
 async def test_a_taken_port_serves_nothing_at_all():
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]

@@ -21,6 +21,7 @@ from aiohttp import web
 from ..people.episode import EpisodeWriter
 from ..people.page import Page
 from ..people.serve import names_of, refusal_to_show
+from ..serving.http import address_of, site_at
 from ..serving.page_site import CannotListen, page_served
 from . import server as tapforge
 from .adbd.android import Android
@@ -83,8 +84,8 @@ async def serving(
     phones: list[dict[str, str]] = [{} for _ in slots]
     async with AsyncExitStack() as stack:
         if ports.tapforge is not None:
-            port = await _http(stack, tapforge.application(slots, [], stopping), host, ports.tapforge, "tapforge")
-            _name(phones, "tapforge", lambda number: f"http://{_in_url(host)}:{port}/slot/{number}")
+            here = await _http(stack, tapforge.application(slots, [], stopping), host, ports.tapforge, "tapforge")
+            _name(phones, "tapforge", lambda number: f"{here}slot/{number}")
         if ports.mobileworld is not None:
             names = TaskNames(suites, _NAMED_TASKS)
             worlds = [
@@ -93,10 +94,10 @@ async def serving(
             ]
             app = mobileworld.application(worlds)
             other = await _http(stack, app, host, ports.mobileworld, "mobileworld")
-            _name(phones, "mobileworld", lambda number: f"http://{_in_url(host)}:{other}/slot/{number}")
+            _name(phones, "mobileworld", lambda number: f"{other}slot/{number}")
         if ports.adb is not None:
             daemons = [await _adb(stack, slot, host, ports.adb, n, keys) for n, slot in enumerate(slots)]
-            _name(phones, "adb", lambda number: f"adb connect {_in_url(host)}:{daemons[number].port}")
+            _name(phones, "adb", lambda number: f"adb connect {daemons[number].address}")
         page = ""
         if ports.page is not None:
             if why := refusal_to_show(host, token):
@@ -117,22 +118,16 @@ def _name(phones: list[dict[str, str]], protocol: str, address: Callable[[int], 
         phone[protocol] = address(number)
 
 
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-async def _http(stack: AsyncExitStack, app: web.Application, host: str, port: int, what: str) -> int:
-    """The port that it listens on."""
+async def _http(stack: AsyncExitStack, app: web.Application, host: str, port: int, what: str) -> str:
+    """The address that it listens on."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port)
     try:
-        await site.start()
+        await site_at(runner, host, port).start()
     except OSError as error:
         raise CannotServe(_taken(what, host, port, error)) from error
-    listening: int = runner.addresses[0][1]
-    return listening
+    return address_of(runner, host)
 
 
 async def _adb(stack: AsyncExitStack, slot: Slot, host: str, first: int, number: int, keys: Path | None) -> Daemon:

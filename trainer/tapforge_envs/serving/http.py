@@ -174,16 +174,26 @@ async def listen(
 def site_at(runner: web.BaseRunner, host: str, port: int) -> web.BaseSite:
     """One port, also where `port` is 0 and `host` is every address of both families. `start` raises OSError, and this
     does where it listens on both."""
-    if host in EVERYWHERE and host != "0.0.0.0":
-        return web.SockSite(runner, _everywhere(port))
-    return web.TCPSite(runner, host, port)
+    both = socket_of_both(host, port)
+    return web.TCPSite(runner, host, port) if both is None else web.SockSite(runner, both)
+
+
+def socket_of_both(host: str, port: int) -> socket.socket | None:
+    """Of IPv6 and IPv4 at one port, where `host` means every address of both. Raises OSError."""
+    return _everywhere(port) if host in EVERYWHERE and host != "0.0.0.0" else None
 
 
 def address_of(runner: web.BaseRunner, host: str) -> str:
-    """Of a page that listens at `host`, as a browser takes it."""
+    """Of a page that listens at `host`, as a browser of this machine takes it."""
     there, port = runner.addresses[0][:2]
-    name = there if host in EVERYWHERE else host
-    return f"http://{'[' + name + ']' if ':' in name else name}:{port}/"
+    return f"http://{name_in_url(host, there)}:{port}/"
+
+
+def name_in_url(host: str, listening: str) -> str:
+    """By which this machine reaches a server that was told to listen at `host`, and listens at the address
+    `listening`: of a server at every address, its own loopback."""
+    name = {"::": "::1", "0.0.0.0": "127.0.0.1"}.get(listening, listening) if host in EVERYWHERE else host
+    return f"[{name}]" if ":" in name else name
 
 
 def logger_without_addresses(name: str) -> logging.Logger:

@@ -17,8 +17,9 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from ...serving.http import name_in_url, socket_of_both
 from . import messages as m
 from .android import Android
 from .keys import TOKEN_BYTES, Keys
@@ -314,9 +315,13 @@ class Daemon:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Raises OSError when the port can't be had."""
-        self._server = await asyncio.start_server(self._connected, self.host, self.port, limit=2 * m.MAX_DATA)
-        self.port = self._server.sockets[0].getsockname()[1]
+        """From then on `address` is what `adb connect` of this machine takes. Raises OSError when the port can't be
+        had."""
+        both = socket_of_both(self.host, self.port)
+        where: dict[str, Any] = {"host": self.host, "port": self.port} if both is None else {"sock": both}
+        self._server = await asyncio.start_server(self._connected, limit=2 * m.MAX_DATA, **where)
+        at, self.port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"{name_in_url(self.host, at)}:{self.port}"
         if self.android.serial == "tapforge":
             self.android.serial = f"TAPFORGE{self.port}"
 
