@@ -143,6 +143,8 @@ async def test_a_judge_that_is_away_ends_it_early(recorded: Path) -> None:
     async with serving(server) as url:
         with pytest.raises(CalibrationError, match="no verdict after 5 questions: .* 401"):
             await calibrate(recorded, spec(url, voting="any"))
+        with pytest.raises(CalibrationError, match="no verdict after 2 questions: .* 401"):
+            await calibrate(recorded, spec(url, voting="any"), limit=2)
     with pytest.raises(ConfigurationError, match="no recorded episodes in rollout"):
         await calibrate(recorded / "nothing", spec("http://127.0.0.1:1/v1"))
 

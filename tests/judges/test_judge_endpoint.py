@@ -121,6 +121,11 @@ async def test_retry_after_holds_for_all_questions_and_is_no_longer_than_the_dea
         await judge.close()
     async with serving(JudgeServer("simulated-phone", faults=Faults(status=429, retry_after=600))) as url:
         assert "no time is left to ask again" in await missing(url)
+    async with serving(JudgeServer("simulated-phone", faults=Faults(status=429, retry_after=600))) as url:
+        judge = judge_of(spec(url, model={"concurrency": 1}, deadlineSeconds=1), "task")
+        why = [str(one) for one in await asyncio.gather(*map(judge.task, some(2)), return_exceptions=True)]
+        assert "no time is left to ask again" in why[0] and "asked for a pause of 600 s: 429" in why[1]
+        await judge.close()
 
 
 async def test_questions_at_once_are_bounded() -> None:

@@ -15,11 +15,13 @@ import pytest
 from tapforge_api import load
 from tapforge_api.gpus import gpus_needed
 from tapforge_trainer.model_source.tiny_base import base_folder
-from tapforge_trainer.run.assembly import ConfigurationError, inspect
+from tapforge_trainer.run.assembly import ConfigurationError, SetupError, inspect
 from tapforge_trainer.run.served_model_errors import images_sent, notes_on_models
 from tapforge_trainer.run.served_models import asks_models, counted, server_settings, without_own_models
+from tapforge_trainer.run.shutdown import StopSignal
 from tapforge_trainer.serving.gate import TokenGate
 from tapforge_trainer.serving.settings import arguments, environment
+from tapforge_trainer.session import eval_session
 
 QUICKSTART = Path("manifests/samples/quickstart.yaml")
 REWARDS = {"streams": [{"name": "judge", "judge": {"models": [{"model": "own"}]}}]}
@@ -105,6 +107,17 @@ def test_a_session_that_learns_nothing_starts_models_only_where_judges_say_how_i
     for learner, engines, one, gpus in ((True, True, run, 3), (False, True, measured, 3), (False, True, run, 2)):
         assert gpus_needed(counted(one, learner=learner, engines=engines).spec) == gpus
     assert gpus_needed(counted(measured, learner=True, engines=False).spec) == 2
+
+
+async def test_a_measurement_s_judge_is_the_model_that_the_run_was_pinned_to(tmp_path: Path) -> None:
+    run = run_with(source={"objectStorage": {"uri": "s3://nowhere/judge"}})
+    judged = run.spec.evaluation.model_copy(update={"judged": True})
+    measured = run.model_copy(update={"spec": run.spec.model_copy(update={"evaluation": judged})})
+    pin = tmp_path / measured.metadata.name / "model-own.json"
+    pin.parent.mkdir()
+    pin.write_text("{")
+    with pytest.raises(SetupError, match=f"{pin}, what the model was pinned to, can't be read"):
+        await eval_session(measured, tmp_path, base_folder(), StopSignal())
 
 
 def test_a_plan_says_where_a_question_s_screens_are_more_than_a_model_s_context_holds(tmp_path: Path) -> None:

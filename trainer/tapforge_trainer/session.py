@@ -313,7 +313,7 @@ async def eval_session(
     if regimes:
         _named(lambda: tasks_by_regime(run, regimes))  # before anything is started
     with closing(Telemetry(place, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry:
-        async with running(run, place, telemetry, stop, weights=weights, learner=False) as (context, _):
+        async with running(run, place, telemetry, stop, weights=weights, home=folder, learner=False) as (context, _):
             if regimes:
                 results: dict[str, Any] = await measure_regimes(context, regimes, passes)
             else:
@@ -341,7 +341,7 @@ async def try_session(
         raise ConfigurationError(f"{weights} holds no model; train first (tapforge run), or name a folder with --model")
     place = folder / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
     with closing(Telemetry(place, ProgressView(run.metadata.name, 0), Console(stderr=True))) as telemetry:
-        async with running(run, place, telemetry, stop, weights=weights, learner=False) as (context, _):
+        async with running(run, place, telemetry, stop, weights=weights, home=folder, learner=False) as (context, _):
             result = await try_tasks(context, tried)
     Console().print_json(json.dumps(result))
     return 0

@@ -135,8 +135,8 @@ class Endpoint:
         self.limit = 1_000_000
         self._session = session
         self._places: asyncio.Semaphore | None = None
-        #: loop time before which nothing is sent
-        self._not_before = 0.0
+        #: loop time before which nothing is sent, and why
+        self._not_before, self._put_off = 0.0, ""
 
     async def ask(
         self,
@@ -163,7 +163,8 @@ class Endpoint:
                     sent = True
                     return await self._once(path, body, headers, model, read, usage, secret)
             except TimeoutError:
-                why = "no answer came" if sent else "it wasn't its turn: other questions were waiting"
+                turn = self._put_off if self._not_before > deadline else "other questions were waiting"
+                why = "no answer came" if sent else f"it wasn't its turn: {turn}"
                 if sent and failing is not None:
                     failing("slow", why)
                 raise EndpointError(f"{what}: no usable answer before the deadline; last: {last or why}") from None
@@ -180,6 +181,7 @@ class Endpoint:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if failed.after is not None:
                     self._not_before = max(self._not_before, loop.time() + failed.after)
+                    self._put_off = f"the endpoint asked for a pause of {failed.after:g} s: {last}"
                 if loop.time() + wait >= deadline:
                     raise EndpointError(f"{what}: {last}; no time is left to ask again before the deadline") from failed
             await asyncio.sleep(wait)

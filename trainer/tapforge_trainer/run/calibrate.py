@@ -126,6 +126,7 @@ async def calibrate(
             await judge.close()
     finally:
         journal.close()
+    asking.check_any()
     if not compared:
         raise ConfigurationError(
             f"{folder} has no valid episode with all its screens in {part} ({asking.without_screens} without): "
@@ -172,11 +173,16 @@ class _Asking:
             verdict = await self._judge.task(trajectory)
         except VerdictMissing as why:
             self.missing.append(str(why))
-            if not self._verdicts and len(self.missing) >= _PATIENCE:
-                raise CalibrationError(f"no verdict after {len(self.missing)} questions: {self.missing[0]}") from why
+            if len(self.missing) >= _PATIENCE:
+                self.check_any()
             return Compared(*about, verdict=None, votes=_deciding(why.votes))
         self._verdicts += 1
         return Compared(*about, verdict=verdict.value == 1.0, votes=_deciding(verdict.votes))
+
+    def check_any(self) -> None:
+        """Raises CalibrationError where questions were asked and none had a verdict."""
+        if self.missing and not self._verdicts:
+            raise CalibrationError(f"no verdict after {len(self.missing)} questions: {self.missing[0]}")
 
     def _trajectory(self, episode: EpisodeRecord) -> Trajectory:
         return Trajectory.of(episode, RecordedFrames(self._recording.folder / FRAMES, episode.frames))

@@ -84,6 +84,7 @@ async def running(
     *,
     uid: str = "",
     weights: Path | None = None,
+    home: Path | None = None,
     learner: bool = True,
     engines: bool = True,
     resume: bool = True,
@@ -92,7 +93,8 @@ async def running(
 ) -> AsyncIterator[tuple[RunContext, Progress | None]]:
     """Phones, learner and engines, started side by side; with the run's last checkpoint loaded and its progress, None
     where there is none. Closed in any case. `uid`: of the run, on a cluster; `place`: where checkpoints are written,
-    None: they are only read; `whole`: the run of which `run` is a stage."""
+    None: they are only read; `whole`: the run of which `run` is a stage; `home`: the run's folder, if `folder` is of a
+    measurement: what the run was pinned to counts there, too."""
     started = time.monotonic()
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
     checkpoints_of(run, folder).parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,7 @@ async def running(
         telemetry.note(journal.dropped)
     rollouts = _rollouts(run, source, model, device, journal, engines=engines)
     logs = (folder / _LOGS).absolute()
-    own = partial(servers_of, run, folder, device, logs, learner=learner, keep=place is not None)
+    own = partial(servers_of, run, home or folder, device, logs, learner=learner, keep=place is not None)
     servers = await own() if engines else None
     size = sum(file.size for file in source.files) / 2**30
     fetch = f"; a node that lacks {source.place} fetches {size:,.1f} GiB" if size else ""
