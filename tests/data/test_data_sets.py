@@ -197,6 +197,30 @@ def test_grounding_rows_have_a_box(tmp_path: Path) -> None:
     assert {reason: one["rows"] for reason, one in data.about["rejected"].items()} == {"coordinates": 2, "row": 1}
 
 
+def test_shares_are_not_taken_for_pixels_and_a_size_that_is_said_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(image(1))
+    rows = [
+        {"img_filename": "a.png", "bbox": [0.1, 0.1, 0.4, 0.1 + n / 50], "instruction": f"{n}", "img_size": [100, 200]}
+        for n in range(1, 25)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with pytest.raises(DataError, match="all of 24 places are in the first 1 % .*--option coordinates=fraction"):
+        made("screenspot", tmp_path / "rows.json", tmp_path / "set", 0.1, box="corners")
+    assert not (tmp_path / "set" / ABOUT).exists()
+    data = made("screenspot", tmp_path / "rows.json", tmp_path / "shares", box="corners", coordinates="fraction")
+    target = next(iter(data)).steps[0].target
+    assert len(data) == 24 and target is not None and (target.left, target.top, target.right) == (0.1, 0.1, 0.4)
+    actions = [{"action": "click", "coordinate": [0.5, 0.25]}]
+    clicks = [{"instruction": f"{n}", "images": ["a.png"], "actions": actions} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, clicks)))
+    with pytest.raises(DataError, match="all of 20 places"):
+        made("verl", tmp_path / "rows.jsonl", tmp_path / "grid", 0.1)
+    (tmp_path / "rows.json").write_text(json.dumps([rows[0], {**rows[1], "img_size": [1080, 2400]}]))
+    data = made("screenspot", tmp_path / "rows.json", tmp_path / "sized", box="corners", coordinates="fraction")
+    assert len(data) == 1
+    assert data.about["rejected"]["image"]["first"].endswith("the image is 100x200, and img_size says [1080, 2400]")
+
+
 def test_a_list_that_breaks_off_and_names_that_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "cut.json").write_text(json.dumps([aguvis_row("a.png", "mobile.home()")] * 3)[:-30])
     rows = sources.read("aguvis", tmp_path / "cut.json", {})

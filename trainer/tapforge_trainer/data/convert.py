@@ -7,6 +7,9 @@ with a reason from its own short list. Here each row becomes an episode, or one 
     coordinates   outside the screen; the message names the convention that the numbers look like
     row           another shape than an episode's
     duplicate     says what an earlier one says
+
+Shares that are read as pixels, or as numbers of a grid, are none of these: each is a place in the first pixels of its
+screen. Where every place is one, nothing is written.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ from typing import Any, Final, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from tapforge_envs.protocol import Action, Task
+from tapforge_envs.protocol import Action, LongPress, Swipe, Tap, Task
 
 from .episodes import Box, DataError, Episode, Outcome, Provenance, Step, wrong
 from .folder import DataWriter, Rejected
 
 #: no convention has such numbers; larger integers are not floats, and NaN is not below it
 _FAR: Final = 1e9
+#: share of a screen in which shares that are read as pixels lie, and places from which on that is no chance
+_CORNER: Final = 0.01
+_PLACES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ def convert(
     """Makes a data set in `folder`. Raises DataError where more than `max_bad` of the rows are rejected for another
     reason than being there twice, or none is left; the folder is not finished then."""
     rejected, seen, numbers = Rejected(), set[str](), list[float]()
+    places = cornered = 0
     with DataWriter(folder) as writer:
         for count, row in enumerate(rows, start=1):
             if isinstance(row, Bad):
@@ -106,6 +113,8 @@ def convert(
                 rejected.add("row", row.name, "a text with half a character (a lone surrogate)")
                 continue
             seen.add(content)
+            found = list(_places(episode))
+            places, cornered = places + len(found), cornered + sum(max(place) <= _CORNER for place in found)
         bad = rejected.total - rejected.counts.get("duplicate", 0)
         rows_read = writer.episodes + rejected.total
         if not rows_read:
@@ -116,6 +125,12 @@ def convert(
                 + (f", more than {100 * max_bad:g} % (--max-bad)" if writer.episodes else ", so nothing is left")
                 + "".join(f"\n  {line}" for line in rejected.lines())
                 + _hint(numbers)
+            )
+        if places >= _PLACES and cornered == places and max_bad < 1:
+            raise DataError(
+                f"all of {places:,} places are in the first {100 * _CORNER:g} % of their screens, from the top left: "
+                "numbers from 0 to 1 look like shares of the screen, --option coordinates=fraction (--max-bad 1 takes "
+                "them as they are)"
             )
         writer.finish(made_of, rejected)
         return Converted(writer.episodes, writer.steps, rejected)
@@ -134,6 +149,15 @@ def _hint(numbers: Sequence[float]) -> str:
 def looks_like(most: float) -> str:
     """The convention of numbers up to this one."""
     return "fraction" if most <= 1 else "grid" if most <= 999 else "grid1000" if most <= 1000 else "pixels"
+
+
+def _places(episode: Episode) -> Iterator[tuple[float, float]]:
+    """That its actions touch."""
+    for step in episode.steps:
+        if isinstance(step.action, Tap | LongPress | Swipe):
+            yield step.action.x, step.action.y
+        if isinstance(step.action, Swipe):
+            yield step.action.x2, step.action.y2
 
 
 def _episode(writer: DataWriter, row: Row, source: str, count: int) -> Episode:
