@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 from tests.data.test_data_sets import aguvis_row, image, made
 
 from tapforge_envs.protocol import Action, Tap, Task
+from tapforge_trainer.cli.main import cli
 from tapforge_trainer.data import rows as row_files
 from tapforge_trainer.data.episodes import DataError, Episode, Provenance, Step
 from tapforge_trainer.data.folder import ABOUT, EPISODES, SCREENS, UNFINISHED, DataFolder, DataWriter, Rejected
@@ -233,3 +235,10 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no screen"):
         export(data.folder, tmp_path / "out.parquet")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["set"]
+
+
+def test_what_is_wrong_with_files_is_the_caller_s_turn(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["data", "convert", "nothing", str(tmp_path), "-o", str(tmp_path / "set")])
+    assert result.exit_code == 2 and "unknown data set 'nothing'" in result.stderr
+    result = CliRunner().invoke(cli, ["data", "inspect", str(tmp_path / "gone")])
+    assert result.exit_code == 2, result.stderr

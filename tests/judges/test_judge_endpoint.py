@@ -128,6 +128,16 @@ async def test_retry_after_holds_for_all_questions_and_is_no_longer_than_the_dea
         await judge.close()
 
 
+async def test_while_no_answer_comes_a_person_reads_what_is_waited_for() -> None:
+    said: list[str] = []
+    async with serving(JudgeServer("simulated-phone", faults=Faults(status=503, retry_after=1, first=3))) as url:
+        endpoints = Endpoints(said.append)
+        assert (await judge_of(spec(url, **FAST), "task", endpoints=endpoints).task(EPISODE)).value == 1.0
+        await endpoints.close()
+    [line] = said
+    assert re.match(rf"waiting for {url}: 2 requests failed in 1 s .* the last one: 503.*; .* given up in 1\d s", line)
+
+
 async def test_questions_at_once_are_bounded() -> None:
     active = most = 0
     server = JudgeServer("simulated-phone", faults=Faults(slow=0.05))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -173,9 +174,9 @@ def calibrate(
     if file is None and "model" not in given:
         raise click.UsageError("--url needs --model NAME")
     with as_message():
-        spec = judge_spec(file, given)
+        spec, say = judge_spec(file, given), partial(click.echo, err=True)
         with saying(f"judging the episodes in {folder}"):
-            found = asyncio.run(calibrated(folder, spec, part=of, limit=episodes, seed=seed))
+            found = asyncio.run(calibrated(folder, spec, part=of, limit=episodes, seed=seed, say=say))
     if output == "json":
         click.echo(json.dumps(as_json(found), indent=2))
         return

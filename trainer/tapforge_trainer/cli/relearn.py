@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -59,7 +60,7 @@ def rescore(folder: Path, overrides: tuple[str, ...], output: str) -> None:
     from ..run.rescore import rescore as rescored
 
     with as_message(), saying(f"asking for rewards of the episodes in {folder}"):
-        found = asyncio.run(rescored(folder, overrides))
+        found = asyncio.run(rescored(folder, overrides, say=partial(click.echo, err=True)))
     click.echo(json.dumps(asdict(found), indent=2) if output == "json" else "\n".join(lines(found)))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .failing import Wrong, as_message
+from .failing import Problem, Wrong, as_message
 from .reading import LOCAL_PATH, RUNS, FileCommand, file_option, overridable
 from .waiting import saying
 
@@ -97,13 +97,22 @@ def walk(
 
 @contextmanager
 def _wrong() -> Iterator[None]:
-    """What is wrong with tasks is wrong the next time, too."""
+    """What is wrong with tasks is wrong the next time, too; what an endpoint or a phone does need not be."""
     from ..tasks.source import TaskError
 
     try:
         yield
     except TaskError as error:
-        raise Wrong(str(error)) from error
+        raise (Problem if _may_pass(error.__cause__) else Wrong)(str(error)) from error
+
+
+def _may_pass(cause: BaseException | None) -> bool:
+    """Whether it is an endpoint or a phone that failed, and could do better the next time."""
+    from tapforge_envs.protocol import EnvironmentFault
+
+    from ..judges.endpoint import EndpointError
+
+    return isinstance(cause, EnvironmentFault) or (isinstance(cause, EndpointError) and not cause.permanent)
 
 
 def _writable(path: Path) -> None:

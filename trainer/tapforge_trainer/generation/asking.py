@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,15 +49,17 @@ class Asker:
         max_tokens: int | None = None,
         deadline_seconds: float = 300.0,
         environ: Mapping[str, str] | None = None,
+        say: Callable[[str], None] | None = None,
     ):
         """`max_tokens`: of questions and answers together, as the endpoint counts them; both bounds count what the
-        journal has. Raises ValueError for a key or a wire that isn't there, and for a journal that isn't one."""
+        journal has. `say`: which endpoint is waited for. Raises ValueError for a key or a wire that isn't there, and
+        for a journal that isn't one."""
         self._model = model
         self._wire = wire_of(model)
         self._key = key_of(model.api_key, os.environ if environ is None else environ, model.name)
         self._path, self._deadline = journal, deadline_seconds
         self._max_requests, self._max_tokens = max_requests, max_tokens
-        self._endpoints = Endpoints()
+        self._endpoints = Endpoints(say)
         self._answers: dict[str, list[str | None]] = {}
         self.requests, self.tokens, self.kept = 0, 0, 0
         self._read_journal()

@@ -72,7 +72,7 @@ async def generate(
         prompts = Prompts(options.prompts, simulated=options.prompt is not None)
         asker = Asker(
             model, path.with_name(path.name + ".answers"), max_requests=options.max_requests,
-            max_tokens=options.max_tokens,
+            max_tokens=options.max_tokens, say=say,
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

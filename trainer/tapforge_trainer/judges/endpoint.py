@@ -34,6 +34,7 @@ from tapforge_api.judge import ApiKey, JudgeModel
 from .openai_chat import WrongAnswer
 from .usage import Usage
 from .verdicts import shortened
+from .waiting import Waiting
 
 T = TypeVar("T")
 
@@ -83,7 +84,9 @@ class Served:
 class Endpoints:
     """The endpoints of one event loop; judges that share one share its places. Close it."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        """`say`: which one is waited for, for people."""
+        self._say = say
         self._session: aiohttp.ClientSession | None = None
         self._endpoints: dict[str, Endpoint] = {}
         self._closed = False
@@ -92,7 +95,7 @@ class Endpoints:
         if model.url is None:
             endpoint = self._of_run(model.model)
         else:
-            endpoint = self._endpoints.setdefault(model.url, Endpoint(model.url, self._opened))
+            endpoint = self._endpoints.setdefault(model.url, Endpoint(model.url, self._opened, say=self._say))
         endpoint.limit = min(endpoint.limit, model.concurrency)
         return endpoint
 
@@ -104,7 +107,7 @@ class Endpoints:
     def _of_run(self, name: str) -> Endpoint:
         key = f"spec.models[{name}]"
         if key not in self._endpoints:
-            self._endpoints[key] = Endpoint("", self._opened, key)
+            self._endpoints[key] = Endpoint("", self._opened, key, self._say)
         return self._endpoints[key]
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -123,10 +126,17 @@ class Endpoints:
 
 
 class Endpoint:
-    def __init__(self, url: str, session: Callable[[], aiohttp.ClientSession], shown: str = ""):
-        """`shown`: what it is called, of a model that the run serves."""
+    def __init__(
+        self,
+        url: str,
+        session: Callable[[], aiohttp.ClientSession],
+        shown: str = "",
+        say: Callable[[str], None] | None = None,
+    ):
+        """`shown`: what it is called, of a model that the run serves; `say`: as of `Endpoints`."""
         self.url = url.rstrip("/")
         self.shown = shown or public(self.url)
+        self._waiting = Waiting(self.shown, say)
         #: of such a model, once its servers answer
         self.served: Served | None = None
         #: questions under way by address
@@ -161,7 +171,9 @@ class Endpoint:
             try:
                 async with asyncio.timeout_at(deadline), self._place():
                     sent = True
-                    return await self._once(path, body, headers, model, read, usage, secret)
+                    found = await self._once(path, body, headers, model, read, usage, secret)
+                self._waiting.answered()
+                return found
             except TimeoutError:
                 turn = self._put_off if self._not_before > deadline else "other questions were waiting"
                 why = "no answer came" if sent else f"it wasn't its turn: {turn}"
@@ -172,6 +184,7 @@ class Endpoint:
                 last, wrong = str(failed), wrong + failed.wrong
                 if failing is not None:
                     failing(failed.kind, last)
+                self._waiting.failed(last, loop.time(), deadline - loop.time())
                 if failed.permanent or wrong >= _WRONG:
                     again = "" if failed.permanent else f", {wrong} times"
                     raise EndpointError(

@@ -69,12 +69,13 @@ class Rewarder:
         make_judge: MakeJudge = judge_of,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         journal: Verdicts | None = None,
+        say: Callable[[str], None] | None = None,
     ):
-        """`processes`: that ask the same endpoints; `journal`: of verdicts, which aren't asked for again. Raises
-        ValueError, TypeError and UnknownName for what can't be asked."""
+        """`processes`: that ask the same endpoints; `journal`: of verdicts, which aren't asked for again; `say`: which
+        endpoint is waited for. Raises ValueError, TypeError and UnknownName for what can't be asked."""
         self._spec, self._sleep = rewards, sleep
         # Judges of one endpoint share its places, and all of them what is counted.
-        self._endpoints, self._usage, self._reported = Endpoints(), Usage(), Usage().as_json()
+        self._endpoints, self._usage, self._reported = Endpoints(say), Usage(), Usage().as_json()
         self._judges: dict[str, Judge] = {}
         self._rewards: dict[str, Reward] = {}
         for stream in rewards.asked:

@@ -28,6 +28,7 @@ from tapforge_envs.protocol import Outcome, Reason
 
 from ..frames.frame import FrameError
 from ..judges.calibration import Agreement, Calibration, Compared, Rate, calibration
+from ..judges.endpoint import Endpoints
 from ..judges.journal import VERDICTS, VerdictJournal
 from ..judges.judge import Judge, JudgeError, Trajectory, VerdictMissing, Vote, judge_of
 from ..recording.frames import RecordedFrames
@@ -91,9 +92,11 @@ async def calibrate(
     limit: int | None = None,
     seed: int = 0,
     report: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] | None = None,
 ) -> Calibrated:
     """`part`: rollout or evaluation. `limit`: episodes at most, spread evenly over the run. `report` gets how many of
-    how many are done. Raises ConfigurationError, RecordingError, JournalError and CalibrationError."""
+    how many are done, `say` what is waited for. Raises ConfigurationError, RecordingError, JournalError and
+    CalibrationError."""
     assert part in (ROLLOUT, EVALUATION)
     if own := [model.model for model in (*spec.models, *spec.cascade) if model.url is None]:
         raise ConfigurationError(
@@ -108,10 +111,10 @@ async def calibrate(
         episodes = [episodes[place * len(episodes) // limit] for place in range(limit)]
     target = folder / CALIBRATION
     target.mkdir(exist_ok=True)
-    journal = VerdictJournal(target / VERDICTS)
+    journal, endpoints = VerdictJournal(target / VERDICTS), Endpoints(say)
     try:
         try:
-            judge = judge_of(spec, "task", journal=journal)
+            judge = judge_of(spec, "task", journal=journal, endpoints=endpoints)
         except JudgeError as error:
             raise ConfigurationError(str(error)) from error
         try:
@@ -123,7 +126,7 @@ async def calibrate(
                 await asyncio.to_thread(journal.flush)
                 report(start + len(chunk), len(episodes))
         finally:
-            await judge.close()
+            await endpoints.close()
     finally:
         journal.close()
     asking.check_any()

@@ -17,10 +17,16 @@ from ..rewards.rewarder import Rewarder
 from ..rewards.streams import stream_rules
 
 
-def rewarder_of(run: TrainingRun, processes: int = 1, journal: Verdicts | None = None) -> Rewarder | None:
+def rewarder_of(
+    run: TrainingRun,
+    processes: int = 1,
+    journal: Verdicts | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Rewarder | None:
     """What asks for the rewards of episodes; None: all are computed from records. `processes`: how many share what an
-    endpoint may be asked at once; `journal`: of their verdicts."""
-    return Rewarder(run.spec.rewards, processes=processes, journal=journal) if run.spec.rewards.asked else None
+    endpoint may be asked at once; `journal`: of their verdicts; `say`: which one is waited for."""
+    rewards = run.spec.rewards
+    return Rewarder(rewards, processes=processes, journal=journal, say=say) if rewards.asked else None
 
 
 def reward_errors(run: TrainingRun, others: Iterable[Rewards] = ()) -> list[str]:

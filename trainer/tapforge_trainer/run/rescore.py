@@ -66,9 +66,13 @@ class Rescored:
 
 
 async def rescore(
-    folder: Path, overrides: Sequence[str], report: Callable[[int, int], None] = lambda done, total: None
+    folder: Path,
+    overrides: Sequence[str],
+    report: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] | None = None,
 ) -> Rescored:
-    """`report` gets how many of how many episodes are done. Raises ConfigurationError, RecordingError and OSError."""
+    """`report` gets how many of how many episodes are done, `say` which judge is waited for. Raises
+    ConfigurationError, RecordingError and OSError."""
     run, other = run_of(folder), load(folder / SPEC, overrides)
     if any(stage.rewards is not None for stage in run.spec.stages):
         raise ConfigurationError(f"{folder} is of a run whose stages have rewards of their own: rescore knows one")
@@ -85,7 +89,7 @@ async def rescore(
     if not episodes:
         raise ConfigurationError(f"{folder} has no recorded group with episodes: run it first")
     journal = folder / RESCORED / f"{_digest(other)}.jsonl"
-    asker = rewarder_of(other)
+    asker = rewarder_of(other, say=say)
     found: Mapping[str, EpisodeRewards | None] = {}
     if asker is not None:
         try:

@@ -209,16 +209,16 @@ def _configuration_errors() -> tuple[type[Exception], ...]:
 
     from ..agents.context import ContextError
     from ..agents.prompt_file import PromptFileError
+    from ..data.episodes import DataError
     from .assembly import ConfigurationError
 
-    return SpecError, ConfigurationError, ContextError, PromptFileError
+    return SpecError, ConfigurationError, ContextError, PromptFileError, DataError
 
 
 def _other_errors() -> tuple[type[Exception], ...]:
     from tapforge_envs.phone.catalog import UnknownTask
     from tapforge_envs.slots.source import SlotError
 
-    from ..data.episodes import DataError
     from ..engine.client import EngineError
     from ..frames.frame import FrameError
     from ..judges.journal import JournalError
@@ -236,7 +236,7 @@ def _other_errors() -> tuple[type[Exception], ...]:
 
     setup = (SetupError, SlotError, TaskError, UnknownTask)
     policy = (LearnerError, EngineError, SyncMismatch, CheckpointError)
-    recorded = (RecordingError, FrameError, ReportError, JournalError, CalibrationError, DataError)
+    recorded = (RecordingError, FrameError, ReportError, JournalError, CalibrationError)
     return (*setup, *policy, *recorded, StorageError, WorkerError, RolloutError, OSError)
 
 

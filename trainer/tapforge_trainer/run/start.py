@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -105,7 +105,7 @@ async def running(
     journal = await asyncio.to_thread(VerdictJournal, folder / VERDICTS) if engines and _judged(run) else None
     if journal is not None and journal.dropped is not None:
         telemetry.note(journal.dropped)
-    rollouts = _rollouts(run, source, model, device, journal, engines=engines)
+    rollouts = _rollouts(run, source, model, device, journal, telemetry.note, engines=engines)
     logs = (folder / _LOGS).absolute()
     own = partial(servers_of, run, home or folder, device, logs, learner=learner, keep=place is not None)
     servers = await own() if engines else None
@@ -209,12 +209,19 @@ async def _teacher(run: TrainingRun, folder: Path, policy: Path, *, keep: bool) 
 
 
 def _rollouts(
-    run: TrainingRun, source: ModelRef, model: Path, device: Device, journal: VerdictJournal | None, *, engines: bool
+    run: TrainingRun,
+    source: ModelRef,
+    model: Path,
+    device: Device,
+    journal: VerdictJournal | None,
+    say: Callable[[str], None],
+    *,
+    engines: bool,
 ) -> _Rollouts:
-    """Nothing of it runs yet. Without `engines` nothing will be played."""
+    """Nothing of it runs yet. Without `engines` nothing will be played. `say`: which judge is waited for."""
     agent = assembly.agent_of(run, model)
     policies: dict[str, Any] = baselines(agent)
-    rewarder = rewarder_of(run, journal=journal) if engines else None
+    rewarder = rewarder_of(run, journal=journal, say=say) if engines else None
     recorded = assembly.recorded_steps(run, agent) if engines else None
     player: RolloutWorker | RemotePlayers = RolloutWorker(
         agent, policies, recorded, rewarder, journal, None if recorded is None else recorded.earlier

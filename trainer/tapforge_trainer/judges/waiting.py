@@ -1,0 +1,42 @@
+"""What a person reads while an endpoint gives no answer: that it is waited for, why, and how long still.
+
+The first line comes once requests have failed for a second, the next ones no sooner than half a minute later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+#: seconds without an answer after which a failed request is said, and until the next one is
+_QUIET: Final = 1.0
+_AGAIN: Final = 30.0
+
+
+class Waiting:
+    """Of one endpoint."""
+
+    def __init__(self, shown: str, say: Callable[[str], None] | None):
+        """`shown`: what the endpoint is called; `say`: for people, None: to none."""
+        self._shown, self._say = shown, say
+        #: loop time since which no request has been answered, of those that failed since the last answer
+        self._since: float | None = None
+        self._failures = 0
+        self._said_at = -math.inf
+
+    def answered(self) -> None:
+        self._since = None
+
+    def failed(self, why: str, now: float, left: float) -> None:
+        """`left`: seconds until the question is given up."""
+        if self._since is None:
+            self._since, self._failures = now, 0
+        self._failures += 1
+        quiet = now - self._since
+        if self._say is not None and quiet >= _QUIET and now - self._said_at >= _AGAIN:
+            self._said_at = now
+            self._say(
+                f"waiting for {self._shown}: {self._failures:,} requests failed in {quiet:.0f} s without an answer, "
+                f"the last one: {why}; a question is given up in {max(0.0, left):.0f} s"
+            )
