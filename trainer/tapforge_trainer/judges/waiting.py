@@ -1,6 +1,7 @@
 """What a person reads while an endpoint gives no answer: that it is waited for, why, and how long still.
 
-The first line comes once requests have failed for a second, the next ones no sooner than half a minute later.
+The first line comes once requests have failed for a second, the next ones after pauses that double from half a minute
+to ten minutes.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-#: seconds without an answer after which a failed request is said, and until the next one is
+#: seconds without an answer after which a failed request is said, and until the next one is: first and at most
 _QUIET: Final = 1.0
-_AGAIN: Final = 30.0
+_AGAIN, _LONGEST = 30.0, 600.0
 
 
 class Waiting:
@@ -23,10 +24,10 @@ class Waiting:
         #: loop time since which no request has been answered, of those that failed since the last answer
         self._since: float | None = None
         self._failures = 0
-        self._said_at = -math.inf
+        self._not_before, self._pause = -math.inf, _AGAIN
 
     def answered(self) -> None:
-        self._since = None
+        self._since, self._pause = None, _AGAIN
 
     def failed(self, why: str, now: float, left: float) -> None:
         """`left`: seconds until the question is given up."""
@@ -34,8 +35,8 @@ class Waiting:
             self._since, self._failures = now, 0
         self._failures += 1
         quiet = now - self._since
-        if self._say is not None and quiet >= _QUIET and now - self._said_at >= _AGAIN:
-            self._said_at = now
+        if self._say is not None and quiet >= _QUIET and now >= self._not_before:
+            self._not_before, self._pause = now + self._pause, min(2 * self._pause, _LONGEST)
             self._say(
                 f"waiting for {self._shown}: {self._failures:,} requests failed in {quiet:.0f} s without an answer, "
                 f"the last one: {why}; a question is given up in {max(0.0, left):.0f} s"
