@@ -93,13 +93,13 @@ def learner(device: str, model: str, layers: int | None, scale: int) -> dict[str
         policy.forget_features()
         counter.begin()
         operations = 0.0
-        for plan, micro, found in zip(plans, micros, shown, strict=True):
+        for micro, found in zip(micros, shown, strict=True):
             with clock.device("forward"):
                 logp, _ = policy(micro, found, 1.0)
                 loss = -(logp * advantage[torch.from_numpy(micro.response).to(place)]).sum() / len(data.index)
             with clock.device("backward"):
                 loss.backward()
-            operations += counter.passes(data.lengths[list(plan.samples)].tolist(), len(micro.response), found)
+            operations += counter.passes(micro.lengths, len(micro.response), found, micro.before)
         with clock.device("optimizer"):
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()

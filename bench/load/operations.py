@@ -4,7 +4,7 @@ model needs it (`learner/flops.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -51,21 +51,21 @@ def _flash_backward(
     return 2 * _attention(q, k, causal)
 
 
-def _spans(query: Any, bounds: Any, causal: bool) -> int:
-    """[tokens, heads, size]; `bounds`: where sequences begin and the last one ends."""
-    ends: Sequence[int] = bounds.tolist()
-    squares = sum((end - begin) ** 2 for begin, end in pairwise(ends))
+def _spans(query: Any, bounds: Any, key_bounds: Any, causal: bool) -> int:
+    """[tokens, heads, size]; bounds: where sequences begin and the last one ends."""
+    queries, keys = ([end - begin for begin, end in pairwise(one.tolist())] for one in (bounds, key_bounds))
+    squares = sum(q * (2 * k - q if causal else k) for q, k in zip(queries, keys, strict=True))
     return int(4 * query.shape[1] * query.shape[2] * squares) // (2 if causal else 1)
 
 
 def _varlen(
     q: Any, k: Any, v: Any, bounds: Any, *others: Any, out_val: Any, is_causal: bool = False, **named: Any
 ) -> int:
-    return _spans(q, bounds, bool(others[3]) if len(others) > 3 else is_causal)
+    return _spans(q, bounds, others[0], bool(others[3]) if len(others) > 3 else is_causal)
 
 
 def _varlen_backward(
     grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bounds: Any, *others: Any, out_val: Any, **named: Any
 ) -> int:
     causal = bool(others[3]) if len(others) > 3 else bool(named.get("is_causal"))
-    return 2 * _spans(q, bounds, causal)
+    return 2 * _spans(q, bounds, others[0], causal)

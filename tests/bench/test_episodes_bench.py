@@ -7,7 +7,7 @@ from load import episodes_step, real_step
 from load.operations import counter
 from tests.families import real
 
-from tapforge_trainer.learner.attention import by_torch
+from tapforge_trainer.learner.attention import Bounds, by_torch
 from tapforge_trainer.learner.linear import linear
 from tapforge_trainer.samples import sequences
 
@@ -43,10 +43,10 @@ def test_operations_of_cpu_kernels_are_counted() -> None:
     with counter() as counted:
         linear(x, weight).sum().backward()
     assert counted.get_total_flops() == 2 * 2 * 200 * 48 * 64  # forward, and for its input
-    heads, size, bounds = 4, 16, torch.tensor([0, 20, 50], dtype=torch.int32)
+    heads, size, bounds = 4, 16, Bounds(torch.tensor([0, 20, 50], dtype=torch.int32), 30)
     q, k, v = (torch.randn(50, heads, size, requires_grad=True) for _ in range(3))
     square = 4 * heads * size * (20**2 + 30**2)
     for causal, share in ((True, 2), (False, 1)):
         with counter() as counted:
-            by_torch(q, k, v, bounds, 30, None, causal).sum().backward()
+            by_torch(q, k, v, bounds, bounds, None, causal).sum().backward()
         assert counted.get_total_flops() == 3 * square // share

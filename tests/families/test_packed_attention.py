@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import varlen
+from torch.nn.attention.bias import causal_lower_right
 
 from tapforge_trainer.learner import attention
 
@@ -53,6 +54,38 @@ def test_sequences_attend_as_if_alone(keys: int, causal: bool) -> None:
     factor = torch.randn(sum(LENGTHS), 4, 40, generator=torch.Generator().manual_seed(9))
     out, alone = attend(*found, causal), one_by_one(*expected, causal)
     assert torch.allclose(out, alone, atol=1e-5)
+    (out * factor).sum().backward()
+    (alone * factor).sum().backward()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-4)
+
+
+#: (queries, keys) of sequences whose first keys are another one's too: whole ones, long and short rests, equal ones
+BRANCHES = ((37, 37), (5, 42), (5, 42), (1, 38), (1, 38), (0, 9), (64, 65), (20, 20))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("keys", [4, 2])
+def test_queries_are_the_last_tokens_of_their_sequence(keys: int, causal: bool) -> None:
+    """Keys of all sequences are gathered from fewer, as `learner.attention` has them."""
+    queries, of_keys = (torch.tensor([0, *(one[k] for one in BRANCHES)]).cumsum(0).int() for k in (0, 1))
+    total, generator = int(queries[-1]), torch.Generator().manual_seed(3)
+    chosen = torch.randint(0, total, (int(of_keys[-1]),), generator=generator)
+    given = [torch.randn(1, n, total, 40, generator=generator) for n in (4, keys, keys)]
+    found, expected = ([part.clone().requires_grad_() for part in given] for _ in range(2))
+    module, bounds = SimpleNamespace(is_causal=causal), {"cu_seq_lens_q": queries, "max_length_q": 64}
+    out, _ = attention.attention(
+        module, *found, None, 0.2, **bounds, cu_seq_lens_k=of_keys, max_length_k=65, keys=chosen
+    )
+    parts, (q, k, v) = [], (part[0] for part in expected)
+    for number, (n, m) in enumerate(BRANCHES):
+        mine = chosen[int(of_keys[number]) : int(of_keys[number + 1])]
+        seen = causal_lower_right(n, m)._materialize("cpu").bool() if causal and n else None
+        one = (q[:, int(queries[number]) : int(queries[number + 1])], k[:, mine], v[:, mine])
+        parts.append(F.scaled_dot_product_attention(*one, attn_mask=seen, scale=0.2, enable_gqa=True))
+    alone = torch.cat(parts, 1).transpose(0, 1)[None]
+    assert torch.allclose(out, alone, atol=1e-5)
+    factor = torch.randn(alone.shape, generator=generator)
     (out * factor).sum().backward()
     (alone * factor).sum().backward()
     for mine, theirs in zip(found, expected, strict=True):
@@ -110,6 +143,9 @@ def test_wide_numbers_are_narrowed_where_the_kernel_takes_no_others(monkeypatch:
 
 
 def test_a_call_without_bounds_is_refused() -> None:
+    more, fewer = torch.tensor([0, 9], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="9 queries of 5 keys"):
+        varlen.varlen_attn(*(torch.randn(n, 4, 40) for n in (9, 5, 5)), more, fewer, 9, 5, window_size=(-1, 0))
     q, k, v = (part.transpose(0, 1)[None] for part in packed(4, 2, 40))
     with pytest.raises(ValueError, match="where they begin"):
         attention.attention(SimpleNamespace(is_causal=True), q, k, v, None)

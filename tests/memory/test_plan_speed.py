@@ -18,7 +18,7 @@ from tapforge_trainer.memory.command import model_config
 from tapforge_trainer.speed import cards
 from tapforge_trainer.speed.balance import better_split, enough_players
 from tapforge_trainer.speed.command import SpeedOptions, assumed_of, work_of
-from tapforge_trainer.speed.estimate import Assumed, Work, prompt_tokens, speed
+from tapforge_trainer.speed.estimate import Assumed, Work, learner_operations, prompt_tokens, speed
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 H100 = cards.CardSpeed("H100", 989e12, 3.35e12)
@@ -175,3 +175,21 @@ def test_the_tables_of_the_docs_are_what_the_command_says() -> None:
 def test_what_can_not_be_estimated_is_said(words: tuple[str, ...], said: str) -> None:
     code, text = plan("-f", str(SAMPLES / "run-qwen3-vl-8b.yaml"), *words)
     assert said in text and code == (0 if words[-1] == "80GiB" else 2)
+
+
+def test_answers_to_a_recorded_step_have_its_prompt_once() -> None:
+    played, assumed = sample(steps=1)
+    assert played.sharing == 1
+    source = "spec.environment={source: {dataset: {path: set}}}"
+    recorded = load(SAMPLES / "run-qwen3-vl-8b.yaml", (source, "spec.rollout.groupSize=8"))
+    assert work_of(recorded, shape_of(model_config(recorded, None))).sharing == 8
+    work = replace(played, sharing=8, episodes=8)
+    costs, answer = work.costs, assumed.answer_tokens
+    prompt = prompt_tokens(work, assumed)
+    lengths, before = [prompt + answer, *[answer] * 7], [0, *[prompt] * 7]
+    forward = costs.text(lengths, 8 * answer, before)
+    backward = costs.backward(lengths, 8 * answer, (), before, weights=work.weights, tower=False)
+    vision = costs.vision([work.screen_patches] * work.screens) * (3 + work.more_forwards if work.tower else 1)
+    whole = (1 + work.more_forwards) * forward + backward + vision
+    assert learner_operations(work, assumed) == pytest.approx(whole)
+    assert learner_operations(replace(work, sharing=1), assumed) > 5 * whole

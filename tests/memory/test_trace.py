@@ -50,13 +50,13 @@ def test_constants_are_those_of_the_policy() -> None:
 
 
 FEW_LAYERS = [
-    ("qwen3-vl-8b", {"accumulates": True}),
+    ("qwen3-vl-8b", {"accumulates": True, "attended": 2}),
     pytest.param("qwen3-vl-8b", {"accumulates": True, "sharded_gradients": False}, marks=pytest.mark.long),
     pytest.param("qwen3-vl-8b", {"lora": 64}, marks=pytest.mark.long),
     ("qwen3-vl-2b", {"lora": 64, "entropy_gradient": True, "tokens": 2048, "patches": 1024, "responses": 440}),
     pytest.param("qwen3-vl-2b", {"freeze_vision": False}, marks=pytest.mark.long),
     pytest.param("qwen2.5-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}, marks=pytest.mark.long),
-    ("qwen3-vl-8b", {"checkpointed_share": 0.5, "tokens": 4096}),
+    ("qwen3-vl-8b", {"checkpointed_share": 0.5, "tokens": 4096, "attended": 2}),
     pytest.param("qwen2.5-vl-7b", {"freeze_vision": False, "checkpointed_share": 0.5}, marks=pytest.mark.long),
 ]
 

@@ -98,8 +98,8 @@ class Tiny:
         ids, length = (*prompt.ids, *said), prompt.expanded_length + answer
         return Sample(f"episode-{seed}", group, ids, length, tuple(f.name for f in frames), (span,))
 
-    def token_batch(self, samples: Sequence[Sample]) -> TokenBatch:
-        return token_batch(samples, self.vocabulary)
+    def token_batch(self, samples: Sequence[Sample], *, share: bool = True) -> TokenBatch:
+        return token_batch(samples, self.vocabulary, share=share)
 
     def micro_batch(self, data: TokenBatch, plan: MicroBatchPlan, frames: Mapping[str, FittedFrame]) -> MicroBatch:
         return micro_batch(data, plan, self.grids(frames), self.vocabulary)

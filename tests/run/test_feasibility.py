@@ -91,6 +91,12 @@ def test_what_can_not_work_is_refused(overrides: list[str], facts: dict[str, obj
     assert any(words in error for error in found.errors), found.errors
 
 
+def test_a_family_whose_samples_share_no_prompts_is_named() -> None:
+    assert not any("anew" in note for note in judge(run(), EIGHT).notes)
+    found = judge(run(), replace(EIGHT, shares_prompts=False)).notes
+    assert any("the prompt of every answer anew" in note and "qwen3_vl models share none" in note for note in found)
+
+
 @pytest.mark.parametrize(
     ("overrides", "facts"),
     [

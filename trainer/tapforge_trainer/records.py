@@ -241,6 +241,8 @@ class Sample:
     length: int  # after expansion: one placeholder per visual token
     frames: tuple[str, ...]
     spans: tuple[ResponseSpan, ...] = field(default=())
+    #: tokens of the first span's prompt after expansion; None: what `length` leaves it, where all frames are in it
+    prompt_length: int | None = None
 
 
 def facts_at_steps(name: str, episodes: Iterable[EpisodeRecord], facts: Facts | None) -> list[float]:

@@ -5,6 +5,8 @@
   log-probability in either.
 - Whether they do is seen in what was recorded: ids, and the names of frames, for equal ids are not equal screens. No
   setting promises it.
+- Samples of several episodes whose first prompts are equal stay apart here: the learner computes these once
+  (`learner/prompts.py`).
 - Each span keeps its advantage, weight, versions and log-probabilities. No token is in two spans, and none is lost.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from .records import EpisodeRecord, ResponseSpan, Sample, StepRecord
@@ -37,7 +40,8 @@ def sample_of(episode: EpisodeRecord, step: StepRecord, *, advantage: float = 0.
     )
     ids = array("i", answer.prompt_ids)
     ids.extend(answer.ids)
-    return Sample(episode.id, episode.group, ids, answer.prompt_length + len(answer.ids), step.frames, (span,))
+    length = answer.prompt_length
+    return Sample(episode.id, episode.group, ids, length + len(answer.ids), step.frames, (span,), length)
 
 
 def sequences(samples: Iterable[Sample]) -> tuple[Sample, ...]:
@@ -46,8 +50,7 @@ def sequences(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     for sample in samples:
         if found and _extends(sample, found[-1]):
             last = found[-1]
-            spans = (*last.spans, *sample.spans)
-            found[-1] = Sample(sample.episode, sample.group, sample.ids, sample.length, sample.frames, spans)
+            found[-1] = replace(sample, spans=(*last.spans, *sample.spans), prompt_length=last.prompt_length)
         else:
             found.append(sample)
     return tuple(found)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_samples import Tiny, frame, plain_model
 
-from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, _spread, padding_share, plan_micro_batches
+from tapforge_trainer.learner.batches import MicroBatchPlan, SampleError, _spread, plan_micro_batches
 from tapforge_trainer.learner.client import split_groups
 
 
@@ -62,7 +62,7 @@ def test_the_lightest_micro_batch_that_has_room_gets_a_sample(
 def test_a_plan_wastes_nothing_and_is_balanced_at_every_moment() -> None:
     lengths = np.random.default_rng(0).integers(40, 800, 640)
     plans = plan_micro_batches(lengths, 4, 8192)
-    assert padding_share(lengths, [plan for rank in plans for plan in rank]) == 0.0
+    assert not any(plan.padding for rank in plans for plan in rank)
     least = -(-int(lengths.sum()) // 8192)
     assert len(plans[0]) <= -(-least // 4) + 1
     for together in zip(*plans, strict=True):
@@ -84,12 +84,6 @@ def test_work_is_balanced_where_tokens_alone_would_not_be() -> None:
         #: what ranks compute over what they have time for while they wait for the slowest
         spread[name] = sum(map(sum, together)) / sum(4 * max(moment) for moment in together)
     assert spread["work"] > 0.99 > spread["tokens"]
-
-
-def test_padding_counts_as_padding() -> None:
-    lengths = np.asarray([10, 10])
-    assert padding_share(lengths, [MicroBatchPlan((0, 1))]) == 0.0
-    assert padding_share(lengths, [MicroBatchPlan((0, 1)), MicroBatchPlan((0,), padding=True)]) == pytest.approx(1 / 3)
 
 
 def test_no_samples_are_an_error() -> None:

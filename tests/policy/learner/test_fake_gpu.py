@@ -38,8 +38,8 @@ class Attention(TorchDispatchMode):
         if func is torch.ops.torch_attn._varlen_attn.default:
             self.calls.append(args)
         if func is torch.ops.tapforge_tests.varlen_forward.default:
-            query, key, value, bounds, longest, *_ = args
-            self.calls.append((query, key, value, bounds, bounds, longest, longest))
+            query, key, value, bounds, key_bounds, longest, *_ = args
+            self.calls.append((query, key, value, bounds, key_bounds, longest, longest))
         return func(*args, **(kwargs or {}))
 
 
@@ -91,14 +91,15 @@ def test_flash_attns_gradients_have_the_shapes_of_what_they_are_of(
             for n in (heads, keys, keys)
         ]
         bounds = torch.empty(len(LENGTHS) + 1, dtype=torch.int32, device=place)
-        out = kernel(*given, bounds, max(LENGTHS), None, True)
+        spans = attention.Bounds(bounds, max(LENGTHS))
+        out = kernel(*given, spans, spans, None, True)
         assert out.shape == (tokens, heads, size) and out.device.type == device and out.dtype == torch.bfloat16
         if device == "cpu":
             out.sum().backward()
             found = [one.grad for one in given]
         else:
             op = torch.ops.tapforge_tests.varlen_backward
-            found = op(torch.empty_like(out), *given, bounds, max(LENGTHS), size**-0.5, True)
+            found = op(torch.empty_like(out), *given, bounds, bounds, max(LENGTHS), size**-0.5, True)
         for grad, one in zip(found, given, strict=True):
             assert (grad.shape, grad.dtype, grad.device) == (one.shape, one.dtype, one.device)
 

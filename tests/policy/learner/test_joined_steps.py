@@ -1,4 +1,5 @@
-"""Steps that extend each other are one sequence: the same loss and the same gradient, from fewer tokens."""
+"""Steps that extend each other are one sequence, and episodes that begin with the same prompt share it: the same loss
+and the same gradient, from fewer tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_samples import PlainFrames, Tiny, at_hand, frame, one_rank
@@ -15,8 +17,8 @@ from tiny_samples import PlainFrames, Tiny, at_hand, frame, one_rank
 from tapforge_trainer.algorithms.distillation import Distillation
 from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.learner.answers import answers, by_step, read_answers
-from tapforge_trainer.learner.batches import plan_micro_batches
 from tapforge_trainer.learner.client import Learner
+from tapforge_trainer.learner.planning import plan_samples
 from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.placement.settings import CriticSettings, LoraSettings, UpdateSettings
 from tapforge_trainer.records import Sample
@@ -31,6 +33,12 @@ OBJECTIVES = {
         importance_cap=None,
     ),
 }  # fmt: skip
+
+WAYS: dict[str, dict[str, Any]] = {
+    "all weights": {"freeze_vision": False},
+    "adapters": {"lora": LoraSettings(4, 8.0)},
+    "critic": {"critic": CriticSettings(clip=0.2)},
+}
 
 
 def episode(tiny: Tiny, name: str, steps: int, seed: int, shots: list[Any]) -> list[Sample]:
@@ -66,12 +74,14 @@ def played(tiny: Tiny) -> tuple[list[Sample], dict[str, Any]]:
 
 def batch_of(data: Any, samples: Any, budget: int) -> MiniBatch:
     counts = Counts.of((len(span.logprobs), span.weight) for sample in samples for span in sample.spans)
-    return MiniBatch(tuple(plan_micro_batches(data.lengths, 1, budget)[0]), counts)
+    return MiniBatch(tuple(plan_samples(data, np.arange(len(data)), 1, budget)[0]), counts)
 
 
-def learned(rank: Rank, tiny: Tiny, samples: Any, frames: Any, objective: Objective, budget: int = 100_000) -> Any:
+def learned(
+    rank: Rank, tiny: Tiny, samples: Any, frames: Any, objective: Objective, budget: int = 100_000, share: bool = True
+) -> Any:
     """Figures of an update, its gradient, and how many positions it computed."""
-    data = tiny.token_batch(samples)
+    data = tiny.token_batch(samples, share=share)
     batch, gradient = batch_of(data, samples, budget), {}
     apply = rank.optimizer.step
 
@@ -87,19 +97,14 @@ def learned(rank: Rank, tiny: Tiny, samples: Any, frames: Any, objective: Object
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("how", ["all weights", "adapters", "critic"])
+@pytest.mark.parametrize("how", WAYS)
 def test_joined_steps_give_the_same_gradient(tiny: Tiny, played: Any, name: str, how: str) -> None:
     samples, frames = played
     joined = sequences(samples)
     assert [len(one.spans) for one in joined] == [2, 3, 4]
-    changes: dict[str, dict[str, Any]] = {
-        "all weights": {"freeze_vision": False},
-        "adapters": {"lora": LoraSettings(4, 8.0)},
-        "critic": {"critic": CriticSettings(clip=0.2)},
-    }
     seen = []
     for given, budget in ((samples, 100_000), (joined, 100_000), (joined, 1)):
-        with one_rank(tiny, **changes[how]) as rank:
+        with one_rank(tiny, **WAYS[how]) as rank:
             seen.append(learned(rank, tiny, given, frames, OBJECTIVES[name], budget))
     (apart, expected), *others = seen
     for figures, gradient in others:
@@ -107,6 +112,45 @@ def test_joined_steps_give_the_same_gradient(tiny: Tiny, played: Any, name: str,
         for key, value in expected.items():
             assert torch.allclose(gradient[key], value, atol=1e-6, rtol=1e-4), key
         assert figures["positions"] < 0.7 * apart["positions"], "what steps share is computed once"
+        for key in ("policy_loss", "response_tokens", "weight", "entropy", "age_tokens_0", "age_k3_1"):
+            assert figures[key] == pytest.approx(apart[key], rel=1e-4, abs=1e-6), key
+
+
+def group(tiny: Tiny, episodes: list[list[Sample]]) -> list[Sample]:
+    """All of them with the first one's first prompt, the screen in it included, and their own answers to it."""
+    first = episodes[0][0]
+    start, found = first.spans[0].start, []
+    for steps in episodes:
+        old = steps[0].spans[0].start
+        extra = first.length - len(first.ids) - (steps[0].length - len(steps[0].ids))
+        for one in steps:
+            ids = array("i", [*first.ids[:start], *one.ids[old:]])
+            (span,) = one.spans
+            span = replace(span, start=span.start + start - old, end=span.end + start - old)
+            frames, length = (*first.frames, *one.frames[1:]), one.length + len(ids) - len(one.ids) + extra
+            prompt = length - (len(span.logprobs))
+            found.append(replace(one, ids=ids, frames=frames, length=length, spans=(span,), prompt_length=prompt))
+    return found
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_episodes_that_share_their_first_prompt_give_the_same_gradient(tiny: Tiny, how: str) -> None:
+    shots = [frame(96, 160, 5), frame(128, 64, 6)]
+    played = [episode(tiny, f"e{k}", 1 + k % 3, 10 + k, shots) for k in range(5)]
+    texts = [episode(tiny, f"t{k}", 1, 20 + k, shots) for k in range(2)]
+    samples = list(sequences(group(tiny, played) + group(tiny, texts)))
+    frames, seen = {shot.name: shot for shot in shots}, []
+    for share, budget in ((False, 100_000), (True, 100_000), (True, 120)):
+        with one_rank(tiny, **WAYS[how]) as rank:
+            seen.append(learned(rank, tiny, samples, frames, OBJECTIVES["ratio of answers"], budget, share))
+    (apart, expected), *others = seen
+    spared = 4 * (samples[0].prompt_length or 0) + (samples[-1].prompt_length or 0)
+    assert others[0][0]["positions"] == apart["positions"] - spared < others[1][0]["positions"] < apart["positions"]
+    assert others[0][0]["tokens"] == others[0][0]["positions"] and others[0][0]["flops"] < apart["flops"]
+    for figures, gradient in others:
+        assert gradient.keys() == expected.keys()
+        for key, value in expected.items():
+            assert torch.allclose(gradient[key], value, atol=1e-6, rtol=1e-4), key
         for key in ("policy_loss", "response_tokens", "weight", "entropy", "age_tokens_0", "age_k3_1"):
             assert figures[key] == pytest.approx(apart[key], rel=1e-4, abs=1e-6), key
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tiny_samples import Tiny, frame
 
+from tapforge_trainer.learner.batches import MicroBatchPlan, micro_batch
 from tapforge_trainer.learner.families import ModelConfig, shape_of
 from tapforge_trainer.learner.flops import FlopCounter
 from tapforge_trainer.learner.frame_store import FrameStore, PixelFormat
@@ -30,3 +33,20 @@ def test_work_is_what_the_operations_of_an_update_are(tiny: Tiny, lora: LoraSett
         shown = store.get(list(sample.frames), {shot.name: shot for shot in shots})
         predicted = sum(span.end - span.start for span in sample.spans)
         assert work[k] == pytest.approx(counter.passes([sample.length], predicted, shown))
+
+
+def test_what_samples_share_is_work_once(tiny: Tiny) -> None:
+    shot = frame(96, 160, 4)
+    one = tiny.sample([shot], 1, answer=5)
+    ids = (*one.ids[:-2], *tiny.sample([], 8, answer=9).ids[-9:])
+    (span,) = one.spans
+    span = replace(span, end=len(ids), logprobs=(0.0,) * 12, versions=(0,) * 12)
+    other = replace(one, ids=ids, length=one.length + 7, spans=(span,))
+    data, grids = tiny.token_batch([one, other]), tiny.grids({shot.name: shot})
+    micro = micro_batch(data, MicroBatchPlan((0, 1)), grids, tiny.vocabulary)
+    assert micro.lengths.tolist() == [one.length, 12] and micro.before is not None
+    config, settings = ModelConfig.of_folder(tiny.folder), LearnerSettings(str(tiny.folder), ())
+    work, counter = SampleWork.of(config, settings), FlopCounter(shape_of(config), settings)
+    shown = FrameStore(PixelFormat.of_folder(tiny.folder)).get([shot.name], {shot.name: shot})
+    counted = counter.passes(micro.lengths, len(micro.response), shown, micro.before)
+    assert work(data).sum() - work.of_prompts(data)[0] == pytest.approx(counted)

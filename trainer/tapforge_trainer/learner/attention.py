@@ -3,8 +3,14 @@ that of the package flash-attn (`learner.attention`), which has never run here.
 
 - On GPUs it is torch's flash attention, or the newer one that `activate_flash_attention_impl` puts in its place. These
   kernels take 16-bit numbers only, so wider ones are narrowed to bfloat16 for the call.
+- A sequence may have more keys than queries: what lies before them was computed for another sequence too
+  (`batches.py:micro_batch`). Its queries are the last of its tokens, so a causal mask is aligned at the bottom right:
+  query i of q sees keys up to i + k - q. So do flash-attn from 2.1 on (its mask.h) and torch's varlen attention, whose
+  kernels are flash-attn's 2 and 3. Keys and values of tokens that several sequences have are gathered for each.
 - On CPUs torch has no kernel for this op; here it gets one, forward and backward, from torch's flash attention for
   padded batches: sequences of equal length that follow each other are one batch. Memory is linear in the length.
+  Its causal mask is aligned at the top left; keys before the first query are a call of their own, and the two are put
+  together by their normalisers (FlashAttention-2, arXiv 2307.08691, section 3.1).
 - Registered with transformers under a name that holds "flash": only then do its vision towers hand over where sequences
   begin, instead of cutting the tensors at numbers that they read from the device.
 """
@@ -12,8 +18,10 @@ that of the package flash-attn (`learner.attention`), which has never run here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import sub
 from typing import Any, Final
 
 import torch
@@ -24,8 +32,18 @@ from ..placement.settings import AttentionKernel
 
 NAME: Final = "flash_varlen"
 _BY_PACKAGE: Final = "flash_attn_varlen"
-#: (query, key, value, bounds, longest, scale, causal) -> out; [tokens, heads, head size] each
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, bool], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where sequences begin and the last one ends [sequences + 1] int32, and the longest one's tokens."""
+
+    at: Tensor
+    longest: int
+
+
+#: (query, key, value, queries' bounds, keys' bounds, scale, causal) -> out; [tokens, heads, head size] each
+Kernel = Callable[[Tensor, Tensor, Tensor, Bounds, Bounds, float | None, bool], Tensor]
 #: devices whose kernel takes 16-bit numbers only
 NARROW: Final = {"cuda"}
 
@@ -58,33 +76,42 @@ def attention(
     is_causal: bool | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_k: int | None = None,
     *,
+    keys: Tensor | None = None,
     kernel: Kernel | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls it: [1, heads, tokens, head size] in, [1, tokens, heads, head size] out. `cu_seq_lens_q`:
-    where sequences begin and the last one ends; `max_length_q`: the longest one's tokens. `kernel`: None is torch's."""
+    where sequences begin and the last one ends; `max_length_q`: the longest one's tokens. `keys`: the tokens whose keys
+    and values each sequence attends to, one sequence after another, with bounds of their own (`cu_seq_lens_k`,
+    `max_length_k`); None: its own. `kernel`: None is torch's."""
     if query.shape[0] != 1 or cu_seq_lens_q is None or max_length_q is None or attention_mask is not None or dropout:
         raise ValueError("packed sequences lie in one row, say where they begin, and need neither mask nor dropout")
     causal = module.is_causal if is_causal is None else is_causal
     kind = query.dtype
     narrow = query.device.type in NARROW and kind not in (torch.bfloat16, torch.float16)
     q, k, v = (part.squeeze(0).transpose(0, 1).to(torch.bfloat16 if narrow else kind) for part in (query, key, value))
-    out = (kernel or by_torch)(q, k, v, cu_seq_lens_q, max_length_q, scaling, causal)
+    of_queries = of_keys = Bounds(cu_seq_lens_q, max_length_q)
+    if keys is not None and cu_seq_lens_k is not None and max_length_k is not None:
+        of_keys = Bounds(cu_seq_lens_k, max_length_k)
+        k, v = k.index_select(0, keys), v.index_select(0, keys)
+    out = (kernel or by_torch)(q, k, v, of_queries, of_keys, scaling, causal)
     return out.to(kind).unsqueeze(0), None
 
 
 def by_torch(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, of_queries: Bounds, of_keys: Bounds, scale: float | None, causal: bool
 ) -> Tensor:
     return varlen.varlen_attn(
         q,
         k,
         v,
-        bounds,
-        bounds,
-        longest,
-        longest,
+        of_queries.at,
+        of_keys.at,
+        of_queries.longest,
+        of_keys.longest,
         scale=scale,
         window_size=(-1, 0) if causal else (-1, -1),
         enable_gqa=q.shape[1] != k.shape[1],
@@ -102,9 +129,10 @@ def by_package() -> Kernel:
         ) from error
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None, causal: bool
+        q: Tensor, k: Tensor, v: Tensor, of_queries: Bounds, of_keys: Bounds, scale: float | None, causal: bool
     ) -> Tensor:
-        out: Tensor = call(q, k, v, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal)
+        at = (of_queries.at, of_keys.at, of_queries.longest, of_keys.longest)
+        out: Tensor = call(q, k, v, *at, softmax_scale=scale, causal=causal)
         return out
 
     return attend
@@ -113,20 +141,46 @@ def by_package() -> Kernel:
 # --- the op on CPUs ---------------------------------------------------------------------------------------------------
 
 
-def _batches(bounds: Tensor) -> Iterator[tuple[int, int, int]]:
-    """(begin, sequences, tokens of each) of neighbours of equal length."""
-    at = bounds.tolist()
-    first = 0
-    for k in range(1, len(at)):
-        if k + 1 == len(at) or at[k + 1] - at[k] != at[k] - at[k - 1]:
-            if at[k] > at[k - 1]:
-                yield at[first], k - first, at[k] - at[k - 1]
-            first = k
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Neighbours of equal length: their first query and key, their number, and queries and keys of each."""
+
+    query: int
+    key: int
+    count: int
+    queries: int
+    keys: int
+
+    def of_queries(self, tensor: Tensor) -> Tensor:
+        """[sequences, heads, queries, head size], without a copy."""
+        return _cut(tensor, self.query, self.count, self.queries)
+
+    def of_keys(self, tensor: Tensor) -> Tensor:
+        return _cut(tensor, self.key, self.count, self.keys)
+
+    def norms(self, lse: Tensor) -> Tensor:
+        """[sequences, heads, queries] of [heads, tokens], without a copy."""
+        mine = lse[:, self.query : self.query + self.count * self.queries]
+        return mine.unflatten(1, (self.count, self.queries)).transpose(0, 1)
 
 
 def _cut(tensor: Tensor, begin: int, count: int, length: int) -> Tensor:
-    """[sequences, heads, tokens, head size], without a copy."""
     return tensor[begin : begin + count * length].unflatten(0, (count, length)).transpose(1, 2)
+
+
+def _batches(bounds_q: Tensor, bounds_k: Tensor, causal: bool) -> Iterator[_Batch]:
+    queries, keys = bounds_q.tolist(), bounds_k.tolist()
+    lengths = list(zip(map(sub, queries[1:], queries), map(sub, keys[1:], keys), strict=True))
+    first = 0
+    for k, length in enumerate(lengths):
+        if k + 1 < len(lengths) and lengths[k + 1] == length:
+            continue
+        of_query, of_key = length
+        if of_query and (of_key < of_query if causal else not of_key):
+            raise NotImplementedError(f"on CPUs varlen attention takes no {of_query} queries of {of_key} keys")
+        if of_query:
+            yield _Batch(queries[first], keys[first], k + 1 - first, of_query, of_key)
+        first = k + 1
 
 
 def _forward(
@@ -149,13 +203,18 @@ def _forward(
     out = torch.empty_like(query)
     lse = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float)
     share = query.shape[1] // key.shape[1]
-    for span in _batches(cu_seq_q):
-        q, k, v = (_cut(part, *span) for part in (query, key, value))
+    for batch in _batches(cu_seq_q, cu_seq_q if cu_seq_k is None else cu_seq_k, is_causal):
+        q, k, v = batch.of_queries(query), batch.of_keys(key), batch.of_keys(value)
         k, v = (part.repeat_interleave(share, 1) if share > 1 else part for part in (k, v))
-        o, norm = _flash(q, k, v, 0.0, is_causal, scale=scale)
-        _cut(out, *span).copy_(o)
-        begin, count, length = span
-        lse[:, begin : begin + count * length] = norm.transpose(0, 1).flatten(1)
+        before = batch.keys - batch.queries if is_causal else 0
+        o, norm = _flash(q, k[:, :, before:], v[:, :, before:], 0.0, is_causal, scale=scale)
+        if before:
+            earlier, its_norm = _flash(q, k[:, :, :before], v[:, :, :before], 0.0, False, scale=scale)
+            # both are means of values, by weights that add up to exp(norm)
+            part = torch.sigmoid(its_norm - norm).unsqueeze(-1).to(o.dtype)
+            o, norm = torch.lerp(o, earlier, part), torch.logaddexp(norm, its_norm)
+        batch.of_queries(out).copy_(o)
+        batch.norms(lse).copy_(norm)
     return out, lse, torch.zeros(2, dtype=torch.uint64)
 
 
@@ -175,18 +234,24 @@ def _backward(
     scale: float | None = None,
     window_size: list[int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = tuple(torch.empty_like(part) for part in (query, key, value))
+    # keys that no query sees have none
+    grads = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     heads, share = key.shape[1], query.shape[1] // key.shape[1]
-    for span in _batches(cu_seq_q):
-        begin, count, length = span
-        g, q, k, v, o = (_cut(part, *span) for part in (grad_out, query, key, value, out))
+    for batch in _batches(cu_seq_q, cu_seq_k, is_causal):
+        g, q, o = (batch.of_queries(part) for part in (grad_out, query, out))
+        k, v = (batch.of_keys(part) for part in (key, value))
         k, v = (part.repeat_interleave(share, 1) if share > 1 else part for part in (k, v))
-        norm = lse[:, begin : begin + count * length].unflatten(1, (count, length)).transpose(0, 1)
-        found = _flash_backward(g, q, k, v, o, norm.contiguous(), 0.0, is_causal, scale=scale)
-        for whole, part in zip(grads, found, strict=True):
-            if share > 1 and whole is not grads[0]:
+        norm, before = batch.norms(lse).contiguous(), batch.keys - batch.queries if is_causal else 0
+        # With the norm over all keys, a part of them has its part of the gradient.
+        own = _flash_backward(g, q, k[:, :, before:], v[:, :, before:], o, norm, 0.0, is_causal, scale=scale)
+        if before:
+            its = _flash_backward(g, q, k[:, :, :before], v[:, :, :before], o, norm, 0.0, False, scale=scale)
+            own = own[0] + its[0], *(torch.cat(parts, 2) for parts in zip(its[1:], own[1:], strict=True))
+        batch.of_queries(grads[0]).copy_(own[0])
+        for whole, part in zip(grads[1:], own[1:], strict=True):
+            if share > 1:
                 part = part.unflatten(1, (heads, share)).sum(2)
-            _cut(whole, *span).copy_(part)
+            batch.of_keys(whole).copy_(part)
     return grads
 
 

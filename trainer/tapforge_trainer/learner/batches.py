@@ -8,7 +8,8 @@ Promises:
 - `plan_micro_batches` is a pure function of lengths and work (`work.py`): every rank gets the same number of
   micro-batches (short ranks get padding ones, marked by weight 0), no micro-batch exceeds the token budget unless one
   sample alone does.
-- A micro-batch is packed: its samples end to end in one row.
+- A micro-batch is packed: its samples end to end in one row. What samples of it share (`prompts.py`) is in the row
+  once, in the first of them; those after it have what follows the prompt alone, and attend to both.
 - Position ids are those of Qwen2-VL and all that came after it: text counts on; a visual token has the position at
   which its frame begins, plus its row and column; after a frame the text goes on at max(rows, columns).
 """
@@ -24,6 +25,7 @@ import numpy as np
 from tapforge_trainer.records import ResponseSpan, Sample
 
 from .positions import Positions, grid_positions
+from .prompts import FirstPrompts, first_prompts
 
 
 class SampleError(ValueError):
@@ -58,6 +60,8 @@ class TokenBatch:
     episodes: tuple[str, ...]
     #: of the first span
     steps: tuple[int, ...]
+    #: by which samples share what is computed
+    prompts: FirstPrompts
     #: per response token: its index in `ids`, its sample, its span (numbered through), and what the sample says of it
     index: np.ndarray
     sample: np.ndarray
@@ -79,8 +83,9 @@ class TokenBatch:
         return f"episode {self.episodes[sample]} step {self.steps[sample]}"
 
 
-def token_batch(samples: Sequence[Sample], vocabulary: Vocabulary) -> TokenBatch:
-    """Checks the samples and lays them out."""
+def token_batch(samples: Sequence[Sample], vocabulary: Vocabulary, *, share: bool = True) -> TokenBatch:
+    """Checks the samples and lays them out. `share`: whether samples share what is computed of equal prompts, where the
+    model can do it (`Family.shares_prompts`)."""
     sizes = np.fromiter((len(s.ids) for s in samples), dtype=np.int64, count=len(samples))
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     spans = [(k, span) for k, sample in enumerate(samples) for span in _checked_spans(sample)]
@@ -95,6 +100,7 @@ def token_batch(samples: Sequence[Sample], vocabulary: Vocabulary) -> TokenBatch
         frames=tuple(s.frames for s in samples),
         episodes=tuple(s.episode for s in samples),
         steps=tuple(s.spans[0].step if s.spans else -1 for s in samples),
+        prompts=first_prompts(samples, vocabulary.image, share=share),
         index=(np.repeat(start + offsets[owner], count) + within).astype(np.int32),
         sample=np.repeat(owner.astype(np.int32), count),
         span=np.repeat(np.arange(len(spans), dtype=np.int32), count),
@@ -261,13 +267,6 @@ def frames_of(data: TokenBatch, plans: Iterable[MicroBatchPlan]) -> dict[str, se
     return names
 
 
-def padding_share(lengths: np.ndarray, plans: Sequence[MicroBatchPlan]) -> float:
-    """Share of computed tokens that belong to micro-batches which only keep their rank in step."""
-    tokens = [(int(lengths[list(plan.samples)].sum()), plan.padding) for plan in plans]
-    computed = sum(count for count, _ in tokens)
-    return sum(count for count, padding in tokens if padding) / computed if computed else 0.0
-
-
 # --- micro-batches ----------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +276,7 @@ class MicroBatch:
 
     ids: np.ndarray  # [1, T]
     positions: np.ndarray  # [3, 1, T]
-    lengths: np.ndarray  # [samples] tokens of each, in order
+    lengths: np.ndarray  # [samples] tokens of each that are in the row, in order
     #: distinct frames, equal sizes side by side
     frames: tuple[str, ...]
     visual: np.ndarray  # place of each visual token
@@ -286,6 +285,10 @@ class MicroBatch:
     target: np.ndarray  # the response token
     response: np.ndarray  # its index among those of the token batch
     padding: bool
+    #: [samples] tokens before these, which are in the row as those of another sample; None: there are none
+    before: np.ndarray | None = None
+    #: [tokens of all samples, shared ones in each] their places; None: each token is one sample's
+    keys: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:
@@ -324,8 +327,14 @@ def micro_batch(
 
     total = int(lengths.sum())
     row = np.repeat(np.arange(len(rows)), lengths)
-    column = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    begins = np.cumsum(lengths) - lengths
+    column = np.arange(total) - begins[row]
     tokens = np.repeat(unexpanded, repeats).astype(np.int64)
+    leads, ends = data.prompts.leads(rows), np.cumsum(repeats)
+    prompts = ends[first + data.prompts.ids[rows] - 1] - begins  # tokens of first prompts
+    before = np.where(leads == np.arange(len(rows)), 0, prompts)
+    kept = column >= before[row]
+    places = (np.cumsum(kept) - 1)[np.where(kept, np.arange(total), begins[leads][row] + column)]
 
     frames = tuple(sorted(set(shown), key=lambda name: (grids[name], name)))
     area = np.asarray([grids[name] for name in frames], np.int64).reshape(-1, 2).prod(1)
@@ -336,19 +345,22 @@ def micro_batch(
     feature = np.repeat(np.asarray([begin[name] for name in shown], np.int64), counts) + within
 
     order = np.argsort(rows)  # response tokens come in the order of samples
-    begins, ends = (np.searchsorted(data.sample, rows[order], side) for side in ("left", "right"))
-    owner = np.repeat(order, ends - begins)
-    response = np.concatenate([np.arange(a, b) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
+    found = [np.searchsorted(data.sample, rows[order], side) for side in ("left", "right")]
+    owner = np.repeat(order, found[1] - found[0])
+    response = np.concatenate([np.arange(a, b) for a, b in zip(*(side.tolist() for side in found), strict=True)])
     at = data.index[response] - starts[owner] + first[owner]  # in `unexpanded`
+    in_row, shares = kept[visual], bool(before.any())
     return MicroBatch(
-        ids=tokens[None],
-        positions=np.asarray(positions, np.int64)[:, None],
-        lengths=lengths,
+        ids=tokens[kept][None],
+        positions=np.asarray(positions, np.int64)[:, None, kept],
+        lengths=lengths - before,
         frames=frames,
-        visual=visual,
-        feature=feature,
-        predict=np.cumsum(repeats)[at] - 2,
+        visual=places[visual[in_row]],
+        feature=feature[in_row],
+        predict=places[ends[at] - 2],
         target=unexpanded[at].astype(np.int64),
         response=response,
         padding=plan.padding,
+        before=before if shares else None,
+        keys=places if shares else None,
     )

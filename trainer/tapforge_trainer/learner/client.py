@@ -30,19 +30,12 @@ from ..placement.actors import reason
 from ..placement.placement import ANYWHERE, ActorPlacement
 from ..placement.settings import LearnerSettings, UpdateSettings, on_this_node
 from .answers import answers, by_step, read_answers
-from .batches import (
-    MicroBatchPlan,
-    TokenBatch,
-    Vocabulary,
-    padding_share,
-    plan_micro_batches,
-    split_groups,
-    token_batch,
-)
-from .families import ModelConfig
+from .batches import MicroBatchPlan, TokenBatch, Vocabulary, split_groups, token_batch
+from .families import ModelConfig, family_of
 from .frame_source import StoredFrames
 from .frame_store import PixelFormat
 from .metrics import UpdateMetrics, summary
+from .planning import padding_share, plan_samples
 from .work import SampleWork
 
 if TYPE_CHECKING:
@@ -190,6 +183,7 @@ class Learner:
         #: from the folder's config alone, so that the driver needs no torch
         self.vocabulary = Vocabulary.of(config.vocabulary, config.image_token, settings.allowed_ids)
         self._work = SampleWork.of(config, settings)  # an architecture that is not known is refused before ranks start
+        self._shares = family_of(config).shares_prompts
         environment = {
             "OMP_NUM_THREADS": str(settings.threads),
             # Shapes vary from batch to batch; each kernel that oneDNN compiles is kept until the cache is full.
@@ -236,20 +230,22 @@ class Learner:
 
     def _prepare(self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings) -> tuple[Any, float]:
         """A reference to the job, and its share of padding. In a thread: a full object store lets it wait."""
-        data = token_batch(samples, self.vocabulary)
+        data = self._laid_out(samples)
         steps = [self._step(data, chosen) for chosen in split_groups(samples, settings.mini_batches, settings.seed)]
         plans = [plan for step in steps for rank in step.plans for plan in rank]
-        return _put_job(data, steps, frames), padding_share(data.lengths, plans)
+        return _put_job(data, steps, frames), padding_share(data, plans)
 
     def _to_read(self, samples: Sequence[Sample], frames: BatchFrames) -> tuple[TokenBatch, Any]:
         """Samples that nothing is learned from, and a reference to their job. In a thread, as `_prepare` is."""
-        data = token_batch(samples, self.vocabulary)
+        data = self._laid_out(samples)
         return data, _put_job(data, [self._step(data, np.arange(len(samples)))], frames)
 
+    def _laid_out(self, samples: Sequence[Sample]) -> TokenBatch:
+        return token_batch(samples, self.vocabulary, share=self._shares)
+
     def _step(self, data: TokenBatch, chosen: np.ndarray) -> _Step:
-        budget = self.settings.tokens_per_micro_batch
-        local = plan_micro_batches(data.lengths[chosen], self.settings.ranks, budget, self._work(data)[chosen])
-        plans = [[MicroBatchPlan(tuple(chosen[list(p.samples)].tolist()), p.padding) for p in rank] for rank in local]
+        budget, work = self.settings.tokens_per_micro_batch, (self._work(data), self._work.of_prompts(data))
+        plans = plan_samples(data, chosen, self.settings.ranks, budget, work)
         counted = np.isin(data.sample, chosen)
         _, first = np.unique(data.span[counted], return_index=True)
         weight = data.weight[counted].astype(np.float64)

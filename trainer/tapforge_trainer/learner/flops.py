@@ -10,9 +10,11 @@ weights are trained; attention has no weights and always costs twice its forward
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from ..placement.settings import LearnerSettings
 from .families import Shape
@@ -95,22 +97,36 @@ class Costs:
             patch_square=4.0 * (vision.depth - vision.windowed) * width,
         )
 
-    def text(self, lengths: Iterable[int], predicted: int) -> float:
-        """Of the language model over sequences of these lengths, `predicted` tokens of which are predicted."""
-        return sum(self.token * n + self.square * n * n for n in lengths) + self.predicted * predicted
+    def text(self, lengths: Iterable[int], predicted: int, before: Iterable[int] | None = None) -> float:
+        """Of the language model over sequences of these lengths, `predicted` tokens of which are predicted. `before`:
+        tokens before each that it attends to and that were computed for another one."""
+        lengths = list(lengths)
+        return self.token * sum(lengths) + self._attention(lengths, before) + self.predicted * predicted
+
+    def _attention(self, lengths: Sequence[int], before: Iterable[int] | None) -> float:
+        # a triangle without that of the tokens before
+        earlier = [0] * len(lengths) if before is None else before
+        return self.square * sum((n + b) ** 2 - b**2 for n, b in zip(lengths, earlier, strict=True))
 
     def vision(self, patches: Iterable[int]) -> float:
         """Of the vision tower over frames of so many patches."""
         return sum(self.patch * n + self.patch_square * n * n for n in patches)
 
     def backward(
-        self, lengths: Iterable[int], predicted: int, patches: Iterable[int], *, weights: bool, tower: bool
+        self,
+        lengths: Iterable[int],
+        predicted: int,
+        patches: Iterable[int],
+        before: Iterable[int] | None = None,
+        *,
+        weights: bool,
+        tower: bool,
     ) -> float:
         """Of the backward pass. `weights`: the language model's are trained, and not only adapters beside them;
-        `tower`: the vision tower is trained."""
+        `tower`: the vision tower is trained; `before`: as of `text`."""
         lengths = list(lengths)
-        attention = sum(self.square * n * n for n in lengths)
-        products = self.text(lengths, predicted) - attention
+        attention = self._attention(lengths, before)
+        products = self.token * sum(lengths) + self.predicted * predicted
         return 2 * attention + (2 if weights else 1) * products + (2 * self.vision(patches) if tower else 0.0)
 
 
@@ -130,13 +146,22 @@ class FlopCounter:
         """The next step's."""
         self._computed.clear()
 
-    def passes(self, lengths: Iterable[int], predicted: int, frames: Mapping[str, Patches]) -> float:
-        """Of both passes over sequences of these lengths, of which so many tokens are predicted; frames by name."""
-        lengths, trained = list(lengths), not self._settings.freeze_vision
+    def passes(
+        self,
+        lengths: np.ndarray | Sequence[int],
+        predicted: int,
+        frames: Mapping[str, Patches],
+        before: np.ndarray | None = None,
+    ) -> float:
+        """Of both passes over sequences of these lengths, of which so many tokens are predicted; frames by name;
+        `before`: as of `Costs.text`."""
+        trained = not self._settings.freeze_vision
+        lengths = np.asarray(lengths, np.int64).tolist()
+        earlier = None if before is None else before.tolist()
         new = [frame for name, frame in frames.items() if trained or name not in self._computed]
         counted = [frame.tokens * self._merge for frame in new]
         self._computed.update(frames)
         costs = self._costs
-        forward = costs.text(lengths, predicted) + costs.vision(counted)
+        forward = costs.text(lengths, predicted, earlier) + costs.vision(counted)
         weights = self._settings.lora is None
-        return forward + costs.backward(lengths, predicted, counted, weights=weights, tower=trained)
+        return forward + costs.backward(lengths, predicted, counted, earlier, weights=weights, tower=trained)

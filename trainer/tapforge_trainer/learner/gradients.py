@@ -22,8 +22,9 @@ from tapforge_trainer.records import Facts, Sample
 from ..placement.settings import LearnerSettings, UpdateSettings
 from .answers import answers, by_step, read_answers
 from .batch_loss import DeviceFigures
-from .batches import MicroBatchPlan, TokenBatch, plan_micro_batches, token_batch
+from .batches import MicroBatchPlan, TokenBatch, token_batch
 from .metrics import UpdateMetrics
+from .planning import plan_samples
 from .rank import MiniBatch, Rank
 
 
@@ -71,8 +72,8 @@ class Gradients:
         return by_step(samples, answers(data, *read_answers(self.rank, data, self.frames, plans, temperature, reads)))
 
     def _planned(self, samples: Sequence[Sample]) -> tuple[TokenBatch, list[MicroBatchPlan]]:
-        data = token_batch(samples, self.rank.vocabulary)
-        return data, plan_micro_batches(data.lengths, 1, self.rank.settings.tokens_per_micro_batch)[0]
+        data = token_batch(samples, self.rank.vocabulary, share=self.rank.family.shares_prompts)
+        return data, plan_samples(data, np.arange(len(data)), 1, self.rank.settings.tokens_per_micro_batch)[0]
 
 
 @contextmanager

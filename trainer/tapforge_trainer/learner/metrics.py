@@ -2,9 +2,10 @@
 
 `tokens_age_N` and `kl_age_N` are the update's tokens by age (`age.py`).
 
-Throughput is over the whole update as the driver waits for it: `tokens_per_second` of the samples' own tokens,
-`positions_per_second` of all that were computed, padding included. `mfu` is `flops` (`flops.py`) over what all ranks'
-GPUs could do meanwhile, by their makers' dense bfloat16 figures; absent where that is not known.
+Throughput is over the whole update as the driver waits for it: `tokens_per_second` of the samples' own tokens, those
+that several of them share once, `positions_per_second` of all that were computed, padding included. `mfu` is `flops`
+(`flops.py`) over what all ranks' GPUs could do meanwhile, by their makers' dense bfloat16 figures; absent where that is
+not known.
 """
 
 from __future__ import annotations

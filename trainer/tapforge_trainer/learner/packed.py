@@ -4,7 +4,7 @@ the modules of transformers, and has sequences end to end in one row: no padding
 What it promises:
 - Equal to transformers on each sample alone, and to what vLLM calls processed log-probabilities: tokens that the policy
   may not say are masked out, logits are divided by the temperature, the rest is renormalised.
-- Log-probabilities do not depend on which sequences share a row.
+- Log-probabilities do not depend on which sequences share a row, nor on whether they share a prompt in it.
 - Logits exist at response positions only, and for a bounded number of them at a time.
 - `inputs` computes on the host, from plain numbers, everything whose size or value depends on the data; `forward` reads
   nothing back from the device. So it never waits for a GPU, and can be traced with fake tensors: call `inputs` outside
@@ -49,6 +49,10 @@ class Inputs:
     positions: Tensor  # [3, 1, T]
     bounds: Tensor  # [S + 1] int32: where sequences begin, and the last one's end
     longest: int
+    #: where sequences share tokens, those that each attends to [K], in order; their bounds [S + 1]; the longest one's
+    keys: Tensor | None
+    key_bounds: Tensor | None
+    longest_keys: int
     predict: Tensor  # [R]
     target: Tensor  # [R]
     place: Tensor  # [V] of visual tokens among all tokens
@@ -131,12 +135,15 @@ class PackedPolicy(nn.Module):
             plain, arguments = self._arguments(sizes)
             grids = self._put(plain)
             vision = {key: self._put(value) if torch.is_tensor(value) else value for key, value in arguments.items()}
-        bounds = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int32)
+        attended = batch.lengths if batch.before is None else batch.lengths + batch.before
         return Inputs(
             ids=self._put(batch.ids),
             positions=self._put(batch.positions),
-            bounds=self._put(bounds),
+            bounds=self._put(_bounds(batch.lengths)),
             longest=int(batch.lengths.max()),
+            keys=None if batch.keys is None else self._put(batch.keys),
+            key_bounds=None if batch.keys is None else self._put(_bounds(attended)),
+            longest_keys=int(attended.max()),
             predict=self._put(batch.predict),
             target=self._put(batch.target),
             place=self._put(batch.visual),
@@ -188,6 +195,9 @@ class PackedPolicy(nn.Module):
             seen = levels[0].index_select(0, given.feature).to(x.dtype)
             x = x.index_copy(1, given.place, seen.unsqueeze(0))
         rope = language.rotary_emb(x, given.positions)
+        shared: dict[str, Any] = {}
+        if given.keys is not None:
+            shared = {"keys": given.keys, "cu_seq_lens_k": given.key_bounds, "max_length_k": given.longest_keys}
         for depth, layer in enumerate(language.layers):
             x = layer(
                 x,
@@ -195,6 +205,7 @@ class PackedPolicy(nn.Module):
                 position_embeddings=rope,
                 cu_seq_lens_q=given.bounds,
                 max_length_q=given.longest,
+                **shared,
             )
             if depth + 1 < len(levels):
                 deep = levels[depth + 1].index_select(0, given.feature).to(x.dtype)
@@ -216,6 +227,10 @@ class PackedPolicy(nn.Module):
         pixels = ((values / 255 - self.mean) / self.std).flatten(1)
         found = self.visual(pixels, grid_thw=given.grids, return_dict=True, **given.vision)
         return [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+
+
+def _bounds(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 def _embed_patches(embed: Any, pixels: Tensor) -> Tensor:

@@ -265,9 +265,9 @@ class Rank:
             metrics.add("positions", micro.tokens)
             if plan.padding:
                 continue
-            metrics.add("tokens", float(data.lengths[list(plan.samples)].sum()))
+            metrics.add("tokens", micro.tokens)
             metrics.add("response_tokens", len(chosen))
-            metrics.add("flops", self.flops.passes(data.lengths[list(plan.samples)].tolist(), len(chosen), shown))
+            metrics.add("flops", self.flops.passes(micro.lengths, len(chosen), shown, micro.before))
             metrics.add("weight", float(counted.sum()))
             if compare_with is not None:
                 compare_by_age(mine, data, chosen, compare_with, metrics.add)

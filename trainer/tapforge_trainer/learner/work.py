@@ -8,6 +8,7 @@ is counted for each sample that shows a frame, though features may still be ther
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -36,11 +37,19 @@ class SampleWork:
 
     def __call__(self, data: TokenBatch) -> np.ndarray:
         """[samples] operations of both passes."""
-        lengths = data.lengths.astype(np.float64)
         frames = np.fromiter((len(names) for names in data.frames), dtype=np.float64, count=len(data))
         predicted = np.bincount(data.sample, minlength=len(data)).astype(np.float64)
+        return self._both(data.lengths.astype(np.float64), np.diff(data.offsets), frames, predicted)
+
+    def of_prompts(self, data: TokenBatch) -> np.ndarray:
+        """[samples] of their first prompts alone: how much less a sample costs beside another one that has its prompt;
+        0 where none has."""
+        found = self._both(data.prompts.tokens.astype(np.float64), data.prompts.ids, data.prompts.frames, 0.0)
+        return np.where(data.prompts.tokens > 0, found, 0.0)
+
+    def _both(self, lengths: Any, ids: Any, frames: Any, predicted: Any) -> np.ndarray:
         products = self.costs.token * lengths + self.costs.predicted * predicted
-        seen = (lengths - np.diff(data.offsets) + frames) * self.patches
+        seen = (lengths - ids + frames) * self.patches
         vision = self.costs.patch * seen + self.costs.patch_square * seen**2 / np.maximum(frames, 1)
         text = (3 if self.weights else 2) * products + 3 * self.costs.square * lengths**2
-        return text + (3 if self.tower else 1) * vision
+        return np.asarray(text + (3 if self.tower else 1) * vision)

@@ -16,6 +16,7 @@ from tapforge_api import TrainingRun
 
 from ..agents.vision import tokens_per_frame
 from ..learner.families import Shape, family_named
+from ..learner.planning import ATTENDED
 from ..placement.machine import Machine
 from ..placement.settings import LearnerSettings, engine_rank
 from ..rollout.frame_budget import engine_frames_mib, frame_pixels
@@ -184,7 +185,9 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
     spec = run.spec
     tokens = max(settings.tokens_per_micro_batch, spec.model.context_tokens)
     shown = min(spec.model.context_tokens, spec.model.adapter.images * frame)
-    samples = -(-tokens // (shown + _LEAST_TEXT))
+    # Those of a prompt that several share fill a micro-batch by what they attend to.
+    attended = ATTENDED if family_named(shape.model_type).shares_prompts else 1
+    samples = -(-attended * tokens // (shown + _LEAST_TEXT))
     visual = tokens * shown // (shown + _LEAST_TEXT)
     lora = settings.lora
     targets: tuple[str, ...] = ()
@@ -208,6 +211,7 @@ def _learner_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fra
         sharded_gradients=settings.sharded_gradients,
         cpu_offload=settings.cpu_offload,
         reshard_after_forward=settings.reshard_after_forward,
+        attended=attended,
     )
 
 

@@ -89,6 +89,9 @@ class LearnerLoad:
     reshard_after_forward: bool = True
     #: several micro-batches per optimizer step: gradients of earlier ones are there
     accumulates: bool = True
+    #: keys and values that a layer keeps, in those of `tokens`: samples that share a prompt have their own copies
+    #: (`learner/planning.py:ATTENDED`)
+    attended: int = 1
     #: bytes of a frozen tower's features that are remembered
     features: int = FEATURES_KEPT
 
@@ -361,7 +364,7 @@ def _layer_bytes(load: LearnerLoad, layer: LayerShape) -> float:
     norms = 2 * ((4 + width + normalized) * shape.hidden + 4)
     if shape.qk_norm:
         norms += (4 + normalized) * (q + kv) + 4 * (shape.attention.heads + shape.attention.kv_heads)
-    attention = width * (2 * q + 2 * kv) + 4 * shape.attention.heads
+    attention = width * (2 * q + 2 * kv * load.attended) + 4 * shape.attention.heads
     mlp = 4 * width * layer.intermediate
     if layer.sparse:  # tokens are copied to their experts, and back
         mlp += 2 * width * shape.hidden * shape.experts_per_token

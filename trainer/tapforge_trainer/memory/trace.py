@@ -189,6 +189,8 @@ def _inputs(policy: Any, load: LearnerLoad, name: str, fake: FakeTensorMode) -> 
         target=np.zeros(load.responses, np.int64),
         response=np.arange(load.responses),
         padding=False,
+        before=(load.attended - 1) * np.diff(cuts) if load.attended > 1 else None,
+        keys=np.arange(load.attended * load.tokens) % load.tokens if load.attended > 1 else None,
     )
     with unset_fake_temporarily():
         given: Inputs = policy.inputs(batch, frames)

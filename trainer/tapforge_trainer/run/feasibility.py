@@ -67,6 +67,8 @@ class ModelFacts:
     merged_only: str = ""
     #: why steps of a history in blocks don't extend each other, as far as it is known
     broken: tuple[str, ...] = ()
+    #: whether the learner computes once what samples begin with together
+    shares_prompts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,11 @@ def _model_odd(run: TrainingRun, model: ModelFacts) -> Iterator[str]:
         yield (
             "model.adapter.history.blocks: steps may not extend each other, and each is a sequence of its own then, "
             f"whose whole prompt engines compute: {why}"
+        )
+    if not model.shares_prompts:
+        yield (
+            f"the learner computes the prompt of every answer anew, also where a group's are equal: {model.model_type} "
+            "models share none, as their family says (shares_prompts)"
         )
     if model.prompted is not None and spec.warm_start is None:
         yield from _prompted_otherwise(run, model.name, model.prompted)

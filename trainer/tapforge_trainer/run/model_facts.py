@@ -67,6 +67,7 @@ def facts_of(run: TrainingRun) -> ModelFacts | None:
         prompted=None if folder is None else prompted_by(folder),
         adapter_refused=_refused(run, config) if folder is None else "",  # `adapter_errors` reads the folder
         broken=_broken(run, folder),
+        shares_prompts=family.shares_prompts,
     )
 
 

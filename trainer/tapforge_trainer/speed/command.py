@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from tapforge_api import TrainingRun
 
-from ..learner.families import FolderError, Shape, shape_of
+from ..learner.families import FolderError, Shape, family_named, shape_of
 from ..learner.flops import Costs
 from ..memory.advice import ANSWER, TEXT, with_overrides
 from ..memory.command import model_config, teacher_shape
@@ -80,6 +80,7 @@ def plan_speed(run: TrainingRun, options: SpeedOptions, files: LocalFiles = NO_F
 def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES, phones: int | None = None) -> Work:
     """`phones`: instead of what the file says. Raises FolderError."""
     spec, settings = run.spec, settings_of(run)
+    recorded = spec.environment.source.dataset is not None
     engine = EngineLoad(shape, spec.engine.tensor_parallel, spec.model.context_tokens, 1, 1, 1)
     frame = visual_tokens(run, shape)
     later = 1 - 1 / spec.learner.mini_batches if spec.algorithm.loss.anchor == "old" else 0.0
@@ -105,6 +106,7 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES, phones
         tensor_parallel=spec.engine.tensor_parallel,
         players=_players(run, phones or _slots(run, files)),
         in_turns=spec.placement.mode == "colocated" or spec.rollout.max_staleness == 0,
+        sharing=spec.rollout.group_size if recorded and family_named(shape.model_type).shares_prompts else 1,
     )
 
 

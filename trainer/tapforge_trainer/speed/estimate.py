@@ -10,6 +10,8 @@
 - With a history in blocks the learner has a sequence for each window, and an engine passes over what a step adds: its
   screen and the answer before it, or after the window has moved all but the text. Where steps don't extend each other
   each is a sequence of its own, and engines are as with a window that slides.
+- Answers to one recorded step have its prompt, which the learner computes once. Of episodes that are played the first
+  prompt of a group is shared too; that isn't counted.
 - With `maxStaleness` 0 the two take turns, and where they share GPUs; else the longer one decides.
 
 Neither boots, measurements and checkpoints are counted, nor what a network takes between nodes.
@@ -89,6 +91,8 @@ class Work:
     #: episodes that play at once
     players: int
     in_turns: bool
+    #: episodes whose prompt is computed once: a group's answers to a recorded step
+    sharing: int = 1
 
     @property
     def gpus(self) -> int:
@@ -182,7 +186,10 @@ def learner_operations(work: Work, assumed: Assumed, tower: float = 1.0) -> floa
         forward = work.costs.text([length], said)
         backward = work.costs.backward([length], said, (), weights=work.weights, tower=False)
         frames = work.costs.vision([work.screen_patches] * screens) * (3 + work.more_forwards if work.tower else 1)
-        total += (1 + work.more_forwards) * forward + backward + tower * frames
+        prompt, spared = [length - said], 1 - 1 / work.sharing
+        forward -= spared * work.costs.text(prompt, 0)
+        backward -= spared * work.costs.backward(prompt, 0, (), weights=work.weights, tower=False)
+        total += (1 + work.more_forwards) * forward + backward + tower * frames / work.sharing
     return work.episodes * total
 
 

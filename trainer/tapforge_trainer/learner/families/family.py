@@ -45,6 +45,9 @@ class Family:
     shape: Callable[[ModelConfig], Shape]
     #: of the tokens of a sequence
     positions: Positions = grid_positions
+    #: whether attention that looks back over the whole sequence is all by which a token of the language model sees
+    #: others: then samples share what is computed of equal prompts (`learner/prompts.py`)
+    shares_prompts: bool = False
     #: linear layers of the language model that LoRA adapts by default
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     #: why engines take no adapters alone, so that they are merged; "": they do

@@ -71,6 +71,7 @@ FAMILY = Family(
     _arguments,
     _shape,
     adapter="qwen2.5-vl",
+    shares_prompts=True,
     published=_PUBLISHED,
     repositories=repositories(_PUBLISHED, "Instruct")
     | {"ui-tars-1.5-7b": "Qwen2.5-VL-7B", "gui-owl-7b": "Qwen2.5-VL-7B"},

@@ -57,6 +57,7 @@ FAMILY = Family(
     "vllm.model_executor.models.qwen2_vl",
     vision_arguments,
     _shape,
+    shares_prompts=True,
     published=_PUBLISHED,
     repositories=repositories(_PUBLISHED, "Instruct")
     | {

@@ -87,6 +87,7 @@ FAMILY = Family(
     arguments,
     _shape,
     adapter="qwen3-vl",
+    shares_prompts=True,
     published=_PUBLISHED,
     repositories=repositories(_PUBLISHED, "Instruct", "Thinking")
     | {"mai-ui-2b": "Qwen3-VL-2B", "mai-ui-8b": "Qwen3-VL-8B"},

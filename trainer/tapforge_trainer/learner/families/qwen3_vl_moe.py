@@ -59,6 +59,7 @@ FAMILY = Family(
     merged_only="vLLM's experts beside adapters are Triton kernels, which no CPU has and no GPU here has run",
     transposed=re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)$"),
     adapter="qwen3-vl",
+    shares_prompts=True,
     published=_PUBLISHED,
     repositories=repositories(_PUBLISHED, "Instruct", "Thinking"),
 )
