@@ -40,17 +40,15 @@ CATEGORIES: Final = (
     "kv_cache",
     "frames",
 )
-#: as in learner/head.py, learner/features.py and sync/gpu.py: logits that exist at one time, bytes of features
-#: that are remembered, and of what weights travel in at least
+#: as in learner/head.py, learner/features.py and sync/gpu.py: logits at one time, bytes of features and of a bucket
 LOGITS_AT_ONCE: Final = 64 * 1024 * 1024
 FEATURES_KEPT: Final = 256 * 1024 * 1024
 BUCKET_BYTES: Final = 256 * 1024 * 1024
-#: bytes per logit of a piece of the head: five fp32 tensors while the entropy is computed;
-#: in the backward pass, which computes none, the log-softmax, its gradient and the logits' gradient, all fp32
+#: bytes per logit of a piece of the head, all fp32: five tensors while the entropy is computed; in the backward pass,
+#: which computes none, the log-softmax, its gradient and the logits' gradient
 _LOGIT_BYTES: Final = 20
 _LOGIT_BYTES_BACKWARD: Final = 12
-#: more of them where the entropy has a gradient: probabilities and masked log-probabilities are kept, and at its widest
-#: moment the gradients of both are there and no other's
+#: more where the entropy has a gradient: probabilities, masked log-probabilities, at the widest moment their gradients
 _LOGIT_BYTES_ENTROPY: Final = 8
 _MASTER: Final = 4
 #: tensors of its inner width that a vision block's MLP keeps for its backward pass; quick GELU is a product of two
@@ -289,13 +287,13 @@ def _sync(load: LearnerLoad, static: Moment) -> Moment:
 def proof(load: LearnerLoad, tokens: int) -> Moment:
     """The pass over so many tokens that engines have answered with right after a sync, without gradients."""
     root, _, embedding, layers, head = _groups(load)
-    layer = max(load.shape.layers, key=lambda one: one.parameters)
     piece = min(tokens, max(1, LOGITS_AT_ONCE // load.shape.vocabulary)) * load.shape.vocabulary
+    widest = max(_layer_bytes(load, layer) for layer in load.shape.layers)
     return resident(load).plus(
         "proof of a sync",
-        unsharded=load.width * (root.size + head.size + sum(group.size for group in embedding)),
+        unsharded=load.width * sum(group.size for group in (root, head, *embedding)),
         gather=2 * load.width * max(group.size for group in layers),
-        activations=_layer_bytes(load, layer) * min(tokens, load.tokens),
+        activations=widest * min(tokens, load.tokens),
         temporary=_LOGIT_BYTES * piece,
     )
 
