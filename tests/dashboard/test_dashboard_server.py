@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 import socket
@@ -223,6 +224,36 @@ async def test_the_command_serves_until_it_is_stopped(runs):
     process.send_signal(signal.SIGTERM)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, err) == (0, b"")
+
+
+async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path):
+    await settled(session, page, "one")
+    words = {"recording": "rollout", "outcome": "failure", "sort": "-advantage", "limit": "4"}
+    async with session.get(f"{page}api/runs/one/export", params=words) as answer:
+        html = await answer.text()
+        assert answer.headers["Content-Disposition"] == 'attachment; filename="one-episodes.html"'
+        assert answer.headers["Content-Security-Policy"] == "sandbox"
+    _, listed = await get(session, f"{page}api/runs/one/episodes", **words)
+    names = [one["name"] for one in listed["episodes"]]
+    assert len(names) == 4 < listed["total"]
+    shown = re.findall(r'title="episode rollout/([\w.-]+), seed', html)
+    assert sorted(shown) == sorted(names) and shown[0] == names[0]
+    assert f"one: 4 of {listed['total']} episodes" in html and "outcome failure and sort -advantage" in html
+    assert html.count('data-outcome="failure"') == 4 and "data:image/png;base64," in html and "adv " in html
+    assert (await get(session, f"{page}api/runs/one/export", name="none"))[0] == 404
+
+    # The command writes the same, from the page's whole address; and one episode alone.
+    address = f"{page}#/run/one/episodes?recording=rollout&outcome=failure&sort=-advantage&limit=4"
+    target = tmp_path / "lost.html"
+    view = ("view", runs / "one", "--export", target, "--where")
+    assert await asyncio.to_thread(said, *view, address) == (0, f"{target}: 4 of {listed['total']} episodes\n")
+    assert target.read_text() == html
+    code, words = await asyncio.to_thread(said, *view, f"recording=rollout&name={names[1]}")
+    assert (code, words) == (0, f"{target}: 1 of 1 episodes\n") and names[0] not in target.read_text()
+    for asked, message in (("colour=red", "no field 'colour'"), ("name=none", "no episode is like that")):
+        code, words = await asyncio.to_thread(said, *view, asked)
+        assert code == 2 and message in words, words
+    assert "an export is of one run" in said("view", "--serve", "--export", target)[1]
 
 
 def said(*words: str | Path) -> tuple[int, str]:

@@ -83,6 +83,8 @@ async def test_the_page(page: Tab, tmp_path: Path):
     await page.until(f"location.hash.includes('q=dentist') && {text('.count')} !== {failures!r}")
     assert "outcome=failure" in await page.value("location.hash")
     await shot(page, tmp_path, "episodes")
+    export = await page.value("document.querySelector('.filters a[download]').href")
+    assert "/api/runs/made/export?" in export and "outcome=failure" in export and "q=dentist" in export
     row = await page.value("document.querySelector('a.row').getAttribute('href')")
     await page.key("j")
     await page.key("k")

@@ -32,10 +32,29 @@ _RUNS = Path("runs")
     show_envvar=True,
 )
 @click.option("--json", "as_json", is_flag=True, help="with --serve: say the address in one line of JSON")
-def view(folders: tuple[Path, ...], serve: bool, host: str, port: int, token: str, as_json: bool) -> None:
+@click.option("--export", "target", metavar="FILE", type=LOCAL_PATH, help="write episodes of RUN as one page, and end")
+@click.option(
+    "--where",
+    metavar="WORDS",
+    default="",
+    help="with --export: which episodes, as the page's address has it, such as 'outcome=failure&sort=-advantage'",
+)
+def view(
+    folders: tuple[Path, ...],
+    serve: bool,
+    host: str,
+    port: int,
+    token: str,
+    as_json: bool,
+    target: Path | None,
+    where: str,
+) -> None:
     """Look at runs: RUN is the folder of one, or, with --serve, of several (default: runs).
 
     Without --serve, write curve.png and replay.html of each RUN again, from its recording."""
+    if target is not None or where:
+        _export(folders, serve, target, where)
+        return
     if serve:
         serve_page(folders or (_RUNS,), host, port, token, as_json)
         return
@@ -47,6 +66,22 @@ def view(folders: tuple[Path, ...], serve: bool, host: str, port: int, token: st
         with as_message(), saying(f"reading the recording in {folder}"):
             for path in write_report(folder):
                 click.echo(path)
+
+
+def _export(folders: tuple[Path, ...], serve: bool, target: Path | None, where: str) -> None:
+    from ..dashboard.export import export, words_of
+    from ..dashboard.query import BadQuery
+    from ..dashboard.stored import NotThere
+
+    if target is None or serve or len(folders) != 1:
+        raise click.UsageError("an export is of one run: tapforge view RUN --export FILE [--where WORDS]")
+    try:
+        with as_message(), saying(f"reading the recording in {folders[0]}"):
+            found = export(folders[0], words_of(where))
+            target.write_text(found.html, encoding="utf-8")
+    except (BadQuery, NotThere) as error:
+        raise Wrong(str(error)) from error
+    click.echo(f"{target}: {found.episodes} of {found.total} episodes")
 
 
 def serve_page(folders: tuple[Path, ...], host: str, port: int, token: str = "", as_json: bool = False) -> None:

@@ -26,7 +26,7 @@ from ..run.folder import run_of
 from ..viewer.letters import letters_of
 from . import query
 from .comparison import TaskResult, results
-from .credits import Crediting, Rules
+from .credits import Crediting, Rules, StepCredit
 from .detail import Credits, answer_json, episode_json, in_order, step_json
 from .figures import RunEvents
 from .index import Index, recordings_of
@@ -172,6 +172,16 @@ class OpenRun:
             for one in in_order(members)
         ]
         return found
+
+    def record(self, recording: str, name: str) -> tuple[EpisodeRecord, list[StepCredit]]:
+        """An episode as it was recorded, with what its steps were worth in its update."""
+        record, facts = self._read(recording, name)
+        return record, list(self._credits_of(facts, name).values())
+
+    def stores(self, recordings: Iterable[str]) -> list[FrameStore]:
+        """Screens of these recordings."""
+        with self._lock:
+            return [self._store(recording) for recording in sorted(recordings)]
 
     def group(self, recording: str, name: str) -> dict[str, Any]:
         """Its episodes side by side."""

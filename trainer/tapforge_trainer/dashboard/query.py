@@ -19,8 +19,8 @@ from .scan import searchable
 _RECORDING: Final = "(select r.name from recordings r where r.id = e.recording)"
 #: fields that are compared as words; given several times: any of them
 WORDS: Final = {
-    "recording": _RECORDING, "group": "e.grp", "task": "e.task", "template": "e.template", "outcome": "e.outcome",
-    "reason": "e.reason", "phone": "e.phone",
+    "recording": _RECORDING, "name": "e.name", "group": "e.grp", "task": "e.task", "template": "e.template",
+    "outcome": "e.outcome", "reason": "e.reason", "phone": "e.phone",
 }  # fmt: skip
 #: fields that are numbers: one, or a range A..B of which either end may be left out
 NUMBERS: Final = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, Final
@@ -27,6 +28,7 @@ from tapforge_envs.serving.same_site import LOOPBACK, check_same_site, seal
 
 from ..recording.reader import RecordingError
 from . import comparison
+from .export import exported
 from .library import Library
 from .opened import OpenRun
 from .query import BadQuery
@@ -67,6 +69,7 @@ class Server:
         self._add(app, "/group", lambda run, r: run.group(*_named(r)))
         self._add(app, "/step", lambda run, r: run.step(*_named(r), _number(r, "step")))
         app.router.add_get("/api/runs/{run}/frame", self.frame)
+        app.router.add_get("/api/runs/{run}/export", self.export)
         return app
 
     # --- what is answered ---
@@ -105,6 +108,17 @@ class Server:
         # Named by its content: it never changes.
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}
         return web.Response(body=data, content_type=kind, headers=headers)
+
+    async def export(self, request: web.Request) -> web.Response:
+        """A file that is kept, never a page of this server."""
+        run = self._library.get(request.match_info["run"])
+        found = await asyncio.to_thread(exported, run, list(request.query.items()))
+        name = re.sub(r"[^\w.-]", "-", request.match_info["run"], flags=re.ASCII)
+        headers = {
+            "Content-Disposition": f'attachment; filename="{name}-episodes.html"',
+            "Content-Security-Policy": "sandbox",
+        }
+        return web.Response(text=found.html, content_type="text/html", headers=headers)
 
     def _add(self, app: web.Application, path: str, answer: Callable[[OpenRun, web.Request], Any]) -> None:
         async def handler(request: web.Request) -> web.Response:

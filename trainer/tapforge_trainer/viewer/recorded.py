@@ -51,7 +51,7 @@ def replay_of(
     shown = pick_groups(seen or groups, max_groups)
     return Replay(
         title=title,
-        frame=_from_any([recording.frames for recording in recordings.values()]),
+        frame=from_any([recording.frames for recording in recordings.values()]),
         facts=facts or {},
         practised=practised or {},
         before=list(recordings[before].episodes()) if before else (),
@@ -102,7 +102,9 @@ def _shows(recording: Recording, group: GroupRecord) -> bool:
     return all(map(recording.frames.shows, names))
 
 
-def _from_any(stores: Sequence[FrameStore]) -> Callable[[str], bytes]:
+def from_any(stores: Sequence[FrameStore]) -> Callable[[str], bytes]:
+    """The frame of whichever store has it."""
+
     def frame(sha256: str) -> bytes:
         errors: list[FrameError] = []
         for store in stores:

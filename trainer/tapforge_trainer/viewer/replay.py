@@ -149,6 +149,8 @@ class Replay:
     practised: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: nothing was trained: the groups are episodes that were played by hand
     played: bool = False
+    #: by which words the episodes of the groups were chosen; a group may lack others then, and keeps their order
+    selection: str = ""
 
 
 def write_replay(path: Path, replay: Replay) -> None:
@@ -167,7 +169,10 @@ def replay_html(replay: Replay) -> str:
         for pair in pick_pairs(pairs, replay.max_pairs)
     ]
     picked = pick_groups(replay.groups, replay.max_groups)
-    shown_groups = [_group(group, album, credits, replay.states) for group in picked]
+    if replay.selection:
+        shown_groups = [_chosen(group, album, credits) for group in replay.groups]
+    else:
+        shown_groups = [_group(group, album, credits, replay.states) for group in picked]
     tasks = [pair.after.record.task for pair in shown_pairs] + [group.record.task for group in shown_groups]
     here = Path(__file__).parent
     environment = Environment(
@@ -190,6 +195,7 @@ def replay_html(replay: Replay) -> str:
         absent=len(album.absent),
         lacks=replay.lacks,
         played=replay.played,
+        selection=replay.selection,
         practised=replay.practised,
         lossy=replay.lossy,
         script=script,
@@ -282,6 +288,13 @@ def _gesture(step: StepRecord, picture: Picture | None) -> Gesture | None:
     if picture is None:  # nothing to draw on, and no size that would make pixels of its coordinates
         return Gesture(str(step.action.get("type", "?")).replace("_", " "))
     return gesture_of(step.action, picture.width, picture.height, picture.frame)
+
+
+def _chosen(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], Credit]) -> GroupView:
+    """In the order in which they were chosen, and without letters: states are those of whole groups."""
+    views = tuple(_episode(episode, album, credits, {}) for episode in group.episodes)
+    won = sum(episode.outcome is Outcome.SUCCESS for episode in group.episodes)
+    return GroupView(group, views, won, sum(episode.valid for episode in group.episodes))
 
 
 def _group(group: GroupRecord, album: _Album, credits: Mapping[tuple[str, int], Credit], key: StateKey) -> GroupView:

@@ -19,6 +19,11 @@ export function frameUrl(run, recording, name) {
   return `/api/runs/${encodeURIComponent(run)}/frame?${new URLSearchParams({ recording, name })}`;
 }
 
+/** A file of the episodes that these words find. */
+export function exportUrl(run, words) {
+  return `/api/runs/${encodeURIComponent(run)}/export?${new URLSearchParams(words)}`;
+}
+
 /** `parts` of the path, and `words` behind it as pairs. */
 export function address(parts, words = []) {
   const query = new URLSearchParams(words).toString();

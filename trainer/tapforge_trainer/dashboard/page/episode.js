@@ -1,6 +1,6 @@
 // An episode: its steps in a row, with what the model said and what it was worth.
 
-import { address, ofRun } from './api.js';
+import { address, exportUrl, ofRun } from './api.js';
 import { ago, card, h, number, outcome, seconds, signed } from './dom.js';
 import { letter, screen } from './screen.js';
 
@@ -66,7 +66,9 @@ export async function episodeView({ run, parts: [recording, name] }) {
     size: found.steps.length ? found.steps[found.steps.length - 1].size : null, gesture: null } : null;
   const node = h('div', { class: 'episode' },
     h('div', { class: 'title' }, h('h1', {}, found.task.goal || found.task.template), outcome(found.outcome),
-      h('code', {}, name)),
+      h('code', {}, name),
+      h('a', { class: 'button', href: exportUrl(run, [['recording', recording], ['name', name]]), download: '' },
+        'Export')),
     card(null, {}, facts(found)),
     found.members.length > 1 ? h('nav', { class: 'members', 'aria-label': 'Episodes of the group' },
       h('a', { class: 'button', href: group }, 'Group side by side'),

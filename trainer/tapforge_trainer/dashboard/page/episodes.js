@@ -1,6 +1,6 @@
 // All episodes: filters, text search and order are in the address; rows are fetched as they come into view.
 
-import { address, changed, ofRun, valueOf } from './api.js';
+import { address, changed, exportUrl, ofRun, valueOf } from './api.js';
 import { ago, entry, h, number, outcome, pick, put, seconds, signed } from './dom.js';
 
 const ROW = 34, PAGE = 100, KEPT = 30;
@@ -49,7 +49,9 @@ function filters(run, words, facets, apply) {
     range('seconds', 'Seconds', '30..'),
     facets.streams.map((name) => range(`stream.${name}`, `Reward: ${name}`, '0.5..')),
     task.map((name) => entry(name, get(name), set(name))),
-    words.length ? h('a', { class: 'button', href: address(['run', run, 'episodes']) }, 'Clear') : null);
+    words.length ? h('a', { class: 'button', href: address(['run', run, 'episodes']) }, 'Clear') : null,
+    h('a', { class: 'button', href: exportUrl(run, words), download: '', title: 'the first 30 of these as one file' },
+      'Export'));
 }
 
 export async function episodesView({ run, words }) {

@@ -1,0 +1,89 @@
+"""A selection of a run's episodes as one file: the page of `replay.html`, with the episodes that a question finds.
+
+The question is the one of the list (`query.py`), so what the page shows filtered and sorted is what its file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl
+
+from ..batch import Credit
+from ..recording.reader import RecordingError
+from ..records import EpisodeRecord, GroupRecord
+from ..viewer.recorded import from_any
+from ..viewer.replay import Replay, replay_html
+from .opened import OpenRun
+from .stored import NotThere
+
+#: episodes of a file unless `limit` says otherwise, and at most: screens make up its size, about 0.1 MB each
+USUAL: Final = 30
+MOST: Final = 100
+#: words that choose nothing
+_NO_CHOICE: Final = ("limit", "offset", "token")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    html: str
+    #: episodes in it, and found in all
+    episodes: int
+    total: int
+
+
+def words_of(address: str) -> list[tuple[str, str]]:
+    """Of `outcome=failure&q=wifi`, or of a page's whole address that ends with it."""
+    return parse_qsl(address.rpartition("?")[2], keep_blank_values=True)
+
+
+def exported(run: OpenRun, words: Iterable[tuple[str, str]]) -> Exported:
+    """Raises NotThere where no episode is like that, BadQuery, RecordingError."""
+    asked = list(words)
+    number = next((value for name, value in reversed(asked) if name == "limit"), str(USUAL))
+    most = str(min(MOST, int(number))) if number.isascii() and number.isdecimal() else number  # that is refused
+    found = run.episodes([*(pair for pair in asked if pair[0] != "limit"), ("limit", most)])
+    if not (rows := found["episodes"]):
+        raise NotThere("no episode is like that, or it is not read yet")
+    groups: list[GroupRecord] = []
+    credits: list[Credit] = []
+    for (recording, group), some in groupby(rows, key=lambda row: (row["recording"], row["group"])):
+        records = []
+        for row in some:
+            record, of_steps = run.record(recording, row["name"])
+            # The recording is part of the name: an evaluation may play an episode of the same name.
+            name = f"{recording}/{record.id}"
+            records.append(replace(record, id=name))
+            credits += [Credit(name, **asdict(credit)) for credit in of_steps]
+        groups.append(_group(f"{recording}/{group}", len(groups), records))
+    title = f"{run.folder.resolve().name}: {len(rows)} of {found['total']} episodes"
+    chosen = " and ".join(f"{name} {value}" for name, value in asked if name not in _NO_CHOICE and value) or "all"
+    stores = run.stores({row["recording"] for row in rows})
+    lossy = next((store.lossy for store in stores if store.lossy), "")
+    replay = Replay(
+        title, from_any(stores), groups=groups, credits=credits, lossy=lossy, max_groups=len(groups), selection=chosen
+    )
+    return Exported(replay_html(replay), len(rows), found["total"])
+
+
+def export(folder: Path, words: Iterable[tuple[str, str]]) -> Exported:
+    """Of a run's folder, whose recording is read into its index before. Raises as `exported`, and
+    ConfigurationError."""
+    run = OpenRun(folder)
+    try:
+        run.facets()
+        while run.work():
+            pass
+        if run.trouble:
+            raise RecordingError(run.trouble)
+        return exported(run, words)
+    finally:
+        run.close()
+
+
+def _group(name: str, place: int, records: Sequence[EpisodeRecord]) -> GroupRecord:
+    versions = [version for record in records for step in record.steps for version in step.generation.versions]
+    return GroupRecord(name, place, records[0].task, min(versions, default=0), tuple(records))
