@@ -87,6 +87,27 @@ def test_a_ray_that_did_not_come_up_in_time_is_started_again(
 
 
 @pytest.mark.parametrize(
+    ("python", "given"),
+    [
+        ("/a/.venv/bin/python", None),
+        ("/my work/.venv/bin/python", {"py_executable": "'/my work/.venv/bin/python'"}),
+    ],
+)
+def test_workers_start_from_a_checkout_whose_path_has_blanks(
+    python: str, given: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray puts the name of its Python into a line for bash as it is."""
+    import ray
+
+    found: list[Any] = []
+    monkeypatch.setattr(ray, "init", lambda **words: found.append(words["runtime_env"]))
+    monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.delenv(driver.RAY_ADDRESS, raising=False)
+    driver.start_ray()
+    assert found == [given]
+
+
+@pytest.mark.parametrize(
     ("environment", "file", "own"),
     [
         ({}, False, True),

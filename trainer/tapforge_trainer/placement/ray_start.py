@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,6 +82,11 @@ def own_signals() -> Iterator[None]:
                 signal.siginterrupt(number, False)  # as asyncio has it
 
 
+def _quoted(python: str) -> dict[str, str] | None:
+    """What Ray's shell has to be told of a Python whose path has blanks: workers would not start."""
+    return {"py_executable": word} if (word := shlex.quote(python)) != python else None
+
+
 def start_ray(kept: bool = False) -> None:
     """Takes seconds; nothing in a cluster where it was started. `kept`: nor elsewhere."""
     if not (address := os.environ.get(RAY_ADDRESS)):
@@ -98,7 +105,13 @@ def start_ray(kept: bool = False) -> None:
     if not address:
         for tries_left in reversed(range(_RAY_STARTS)):
             try:
-                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    runtime_env=_quoted(sys.executable),
+                )
                 break
             except Exception as error:  # nothing more special is raised; what is left of it ends with this process
                 if not tries_left or not any(words in str(error) for words in _RAY_LATE):
