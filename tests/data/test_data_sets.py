@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tapforge_api import load
 from tapforge_envs.protocol import LongPress, Swipe, Tap, Terminate
 from tapforge_trainer.agents import make_agent
 from tapforge_trainer.data import sources
@@ -20,6 +21,8 @@ from tapforge_trainer.data.episodes import Box, DataError, Episode, read_line
 from tapforge_trainer.data.folder import ABOUT, EPISODES, DataFolder
 from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.data.sets import export, merge, split
+from tapforge_trainer.run.local_files import inspect_files
+from tapforge_trainer.run.plan import plan
 from tapforge_trainer.tiny.folder import write_model
 
 
@@ -265,6 +268,16 @@ def test_parts_share_no_task_and_make_the_whole_again(demo_set: DataFolder, tmp_
     assert not (tmp_path / "e").exists() and not (tmp_path / "f").exists()
     with pytest.raises(DataError, match="has a data set already"):
         merge([tmp_path / "a"], tmp_path / "c")
+
+
+def test_held_out_episodes_that_are_imitated_are_noted(demo_set: DataFolder, tmp_path: Path) -> None:
+    _, held_out = split(demo_set.folder, tmp_path / "a", tmp_path / "b", share=0.3, by="task", seed=1)
+    for imitated, noted in ((tmp_path / "a", False), (demo_set.folder, True)):
+        data = {"path": str(imitated), "heldOut": str(tmp_path / "b")}
+        run = load(Path("manifests/samples/quickstart.yaml"), [f"warmStart={json.dumps({'data': data})}"])
+        notes = plan(run, inspect_files(run, tmp_path / "runs")).notes
+        words = f"of {held_out} held-out episodes {held_out} are imitated as well"
+        assert any(note.startswith(words) for note in notes) is noted
 
 
 def test_what_is_exported_is_read_by_hugging_face(demo_set: DataFolder, tmp_path: Path) -> None:

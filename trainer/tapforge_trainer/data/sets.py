@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from .folder import DataFolder, DataWriter, Rejected
 By = Literal["episode", "task", "template"]
 #: of a group in a parquet file: they hold images
 _ROWS = 64
+#: episodes of two sets that are looked for in each other
+_COMPARED = 10_000
 
 
 def split(folder: Path, first: Path, second: Path, *, share: float, by: By, seed: int) -> tuple[int, int]:
@@ -62,6 +65,15 @@ def merge(folders: Sequence[Path], into: Path) -> int:
                 writer.episode(episode.model_copy(update={"id": f"merged-{count:07d}"}))
         writer.finish({"merged": [str(folder) for folder in folders]}, rejected)
         return writer.episodes
+
+
+def repeated(imitated: Path, held_out: Path) -> str:
+    """How many episodes of `held_out` are in `imitated` as well, in words; "": none. Compares the first `_COMPARED` of
+    each. Raises DataError."""
+    known = {episode.content for episode in islice(DataFolder(imitated), _COMPARED)}
+    contents = [episode.content for episode in islice(DataFolder(held_out), _COMPARED)]
+    count = sum(content in known for content in contents)
+    return f"of {len(contents):,} held-out episodes {count:,} are imitated as well" if count else ""
 
 
 def _copy(episodes: Iterator[Episode], data: DataFolder, into: Path, made_of: Mapping[str, Any]) -> int:

@@ -19,6 +19,7 @@ from tapforge_api.pool import Protocol
 from ..data.episodes import DataError
 from ..data.folder import DataFolder
 from ..data.recorded_tasks import recorded_tasks
+from ..data.sets import repeated
 from ..learner.families import FolderError
 from ..learner.families.check import check_folder
 from ..model_source.folder import folder_faults, quantization_fault
@@ -67,6 +68,8 @@ class LocalFiles:
     on_purpose: Contamination | None = None
     #: what is known of the model without a download
     model: ModelFacts | None = None
+    #: what the held-out steps of a warm start share with those that are imitated, in words; "": nothing
+    repeated: str = ""
 
 
 #: of a run that names none, or whose files have not been read
@@ -83,7 +86,7 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
         errors += model_folder_errors(Path(folder.folder), f"{TEACHER}.path.folder")
     if (repository := spec.model.source.hugging_face) is not None:
         errors += _cached_model_errors(repository.repo, repository.revision)
-    urls = tasks = None
+    urls, tasks, both = None, None, ""
     if (source := spec.environment.source.urls) is not None and source.file is not None:
         listed = Path(source.file)
         urls, error = _counted(lambda: _count_urls(listed, protocol), "spec.environment.source.urls.file")
@@ -103,6 +106,11 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
                     DataFolder(Path(named))
             except DataError as error:
                 errors.append(f"spec.warmStart.data.{field}: {error}")
+        try:
+            if shown.held_out is not None and not errors:
+                both = repeated(Path(shown.path), Path(shown.held_out))
+        except DataError as error:
+            errors.append(f"spec.warmStart.data: {error}")
     if (recorded := spec.environment.source.dataset) is not None:
         for field, named in (("path", recorded.path), ("heldOut", recorded.held_out)):
             try:
@@ -122,7 +130,7 @@ def inspect_files(run: TrainingRun, runs: Path = RUNS) -> LocalFiles:
     for name, place in places.items():
         if why := _why_not_writable(place):
             errors.append(f"{name}: {why}")
-    return LocalFiles(tuple(errors), urls, tasks)
+    return LocalFiles(tuple(errors), urls, tasks, repeated=both)
 
 
 def _saved_since_resuming(checkpoints: Path, resume: str) -> bool:

@@ -26,7 +26,7 @@ from ..tasks.stages import stages_of
 from .feasibility import judge
 from .local_files import COMPARED, NO_FILES, RUNS, LocalFiles, checkpoint_uri, checkpoints_of, folder_of, number_of
 from .plan_algorithm import algorithm_line, old_logprobs_recomputed, statistics_line
-from .plan_notes import joined_of, notes_on_run, notes_on_stages
+from .plan_notes import joined_of, notes_on_imitation, notes_on_run, notes_on_stages
 from .plan_rewards import judge_budget, models_line, rewards_line, shown_source, verdicts_per_update
 from .plan_tasks import sampler_line
 
@@ -194,7 +194,12 @@ def plan(run: TrainingRun, files: LocalFiles = NO_FILES, runs: Path = RUNS) -> P
         checkpoint_updates=spec.checkpoints.every_updates,
         checkpoint_seconds=spec.checkpoints.every_seconds,
         restarts=spec.engine.max_restarts_per_hour,
-        notes=(*notes_on_run(run, slots, shared), *notes_on_stages(run, files), *judge(run, files.model).notes),
+        notes=(
+            *notes_on_run(run, slots, shared),
+            *notes_on_stages(run, files),
+            *notes_on_imitation(files),
+            *judge(run, files.model).notes,
+        ),
     )
 
 

@@ -89,6 +89,11 @@ def notes_on_stages(run: TrainingRun, files: LocalFiles) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
+def notes_on_imitation(files: LocalFiles) -> list[str]:
+    """Held-out steps that are imitated measure nothing."""
+    return [f"{files.repeated}: divide the data with `tapforge data split`"] if files.repeated else []
+
+
 def joined_of(run: TrainingRun, files: LocalFiles) -> str:
     """What a sequence of the learner is. Recorded prompts decide it; here is what the adapter promises of them."""
     adapter = run.spec.model.adapter

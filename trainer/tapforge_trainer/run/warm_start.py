@@ -24,6 +24,7 @@ from tapforge_api.learning import WarmStart
 from ..data.episodes import DataError
 from ..data.folder import DataFolder
 from ..data.imitation import TRIED, ImitationData
+from ..data.sets import repeated
 from ..frames.handles import BatchFrames
 from ..placement.settings import UpdateSettings
 from ..policy import Policy
@@ -98,6 +99,8 @@ async def _measuring(context: RunContext, settings: WarmStart, steps: int, after
     if data is not None and data.held_out is not None:
         path = Path(data.held_out)
         held_out = await asyncio.to_thread(HeldOut, context.rollout_setup.agent, path, data.outcomes)
+        if both := await asyncio.to_thread(repeated, Path(data.path), path):
+            context.telemetry.note(f"{both}: the held-out loss says nothing of these")
 
     async def ended(step: int, loss: float) -> None:
         nonlocal number
