@@ -19,12 +19,27 @@ Ended = Literal["success", "failure", "unknown"]
 # --- warm start -------------------------------------------------------------------------------------------------------
 
 
+#: of an answer in the loss
+_Weight = Annotated[float, Field(gt=0, le=100)]
+
+
+class OutcomeWeights(Spec):
+    """What answers count in the loss of imitation, by how their episode ended."""
+
+    success: _Weight = Field(1.0, description="of a success")
+    unknown: _Weight = Field(1.0, description="of an episode whose end the data doesn't say")
+    failure: _Weight = Field(1.0, description="of a failure, where `outcomes` has failures")
+
+
 class ImitationData(Spec):
     """A data set that is imitated: recordings, people, published files (`tapforge data`)."""
 
     path: Path = Field(description="folder of the data set, or its URI")
     outcomes: Annotated[tuple[Ended, ...], Field(min_length=1, max_length=3), UNIQUE] = Field(
         ("success", "unknown"), description="of the episodes that are imitated; unknown: the data doesn't say"
+    )
+    weights: OutcomeWeights = Field(
+        OutcomeWeights(), description="what answers count in the loss, by how their episode ended"
     )
     held_out: Path | None = Field(
         None,

@@ -54,3 +54,5 @@ def test_an_action_without_a_word_costs_its_own_step_alone(tmp_path: Path) -> No
     samples = found.batch(range(4)).samples
     assert [sample.spans[0].step for sample in samples] == [0, 2, 3]
     assert found.left_out.counts == {"action": 1}
+    weighed = ImitationData(agent, data, ("unknown",), {"success": 1.0, "unknown": 0.2}).batch([0])
+    assert [sample.spans[0].weight for sample in (*samples[:1], *weighed.samples)] == [1.0, 0.2]

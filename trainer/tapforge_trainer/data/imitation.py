@@ -7,7 +7,7 @@ for the step's action. A step that the model can't be asked, or has no word for,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +35,12 @@ class Imitated:
 class ImitationData:
     """Steps of episodes with these outcomes. `left_out` counts what was asked for and could not be made."""
 
-    def __init__(self, agent: Agent, data: DataFolder, outcomes: Collection[Outcome]):
-        """Raises DataError where nothing is left."""
-        self._agent, self._data = agent, data
+    def __init__(
+        self, agent: Agent, data: DataFolder, outcomes: Collection[Outcome], weights: Mapping[Outcome, float] = {}
+    ):
+        """`weights`: of answers in the loss, by their episode's outcome; 1 where there is none. Raises DataError where
+        nothing is left."""
+        self._agent, self._data, self._weights = agent, data, weights
         self.episodes, self.left_out = 0, Rejected()
         #: steps that could not be made: not tried again, and counted once
         self._failed = set[int]()
@@ -109,8 +112,9 @@ class ImitationData:
         action = steps[place].action
         assert action is not None
         answer = agent.answer_ids(action, seen.frame)
+        weight = self._weights.get(episode.outcome, 1.0)
         start, end = len(prompt.ids), len(prompt.ids) + len(answer)
-        span = ResponseSpan(place, start, end, (0.0,) * len(answer), (0,) * len(answer), 1.0)
+        span = ResponseSpan(place, start, end, (0.0,) * len(answer), (0,) * len(answer), 1.0, weight)
         frames = [self._shown(frame) for frame in prompt.frames]
         names = tuple(frame.name for frame in frames)
         length = prompt.expanded_length + len(answer)

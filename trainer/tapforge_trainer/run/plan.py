@@ -339,9 +339,11 @@ def _imitated_answers(spec: TrainingRunSpec) -> int:
 def _imitated(spec: TrainingRunSpec) -> str:
     if spec.warm_start is None or spec.warm_start.data is None:
         return "demonstrated answers"
-    held_out = spec.warm_start.data.held_out
-    measured = "" if held_out is None else f", measured on {held_out} after each pass"
-    return f"answers of the data set {spec.warm_start.data.path}{measured}"
+    data = spec.warm_start.data
+    measured = "" if data.held_out is None else f", measured on {data.held_out} after each pass"
+    weights = {name: weight for name, weight in data.weights.model_dump().items() if name in data.outcomes}
+    weighted = "".join(f", {name} x {weight:g}" for name, weight in weights.items() if len({*weights.values()}) > 1)
+    return f"answers of the data set {data.path}{weighted}{measured}"
 
 
 def _count(number: int, what: str, several: str = "") -> str:
