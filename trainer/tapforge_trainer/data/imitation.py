@@ -36,7 +36,7 @@ class ImitationData:
     """Steps of episodes with these outcomes. `left_out` counts what was asked for and could not be made."""
 
     def __init__(
-        self, agent: Agent, data: DataFolder, outcomes: Collection[Outcome], weights: Mapping[Outcome, float] = {}
+        self, agent: Agent, data: DataFolder, outcomes: Collection[Outcome], weights: Mapping[str, float] = {}
     ):
         """`weights`: of answers in the loss, by their episode's outcome; 1 where there is none. Raises DataError where
         nothing is left."""

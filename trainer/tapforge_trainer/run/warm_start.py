@@ -21,7 +21,7 @@ import numpy as np
 from tapforge_api.learning import ImitationData as Asked
 from tapforge_api.learning import WarmStart
 
-from ..data.episodes import DataError, Outcome
+from ..data.episodes import DataError
 from ..data.folder import DataFolder
 from ..data.imitation import TRIED, ImitationData
 from ..data.sets import repeated
@@ -149,7 +149,7 @@ async def _of_demonstrations(context: RunContext, settings: WarmStart) -> _Batch
 
 async def _opened(context: RunContext, asked: Asked) -> ImitationData:
     path, seed = Path(asked.path), context.run.spec.seed
-    weights: dict[Outcome, float] = asked.weights.model_dump()
+    weights: dict[str, float] = asked.weights.model_dump()
 
     def opened() -> ImitationData:
         data = ImitationData(context.rollout_setup.agent, DataFolder(path), asked.outcomes, weights)
