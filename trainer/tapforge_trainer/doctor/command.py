@@ -22,6 +22,7 @@ from ..run.local_files import RUNS, checkpoints_of, folder_of
 from ..telemetry.telemetry import Telemetry
 from .findings import Finding, Needs, as_text, diagnose
 from .machine import observe
+from .phones import phones
 
 
 def examine(run: TrainingRun | None, runs: Path = RUNS) -> list[Finding]:
@@ -48,7 +49,7 @@ def examine(run: TrainingRun | None, runs: Path = RUNS) -> list[Finding]:
         repository="" if repository is None else repository.repo,
         revision="main" if repository is None else repository.revision,
     )
-    return diagnose(facts, needs)
+    return diagnose(facts, needs) + ([] if wrong else phones(run))
 
 
 def preflight(run: TrainingRun, folder: Path, telemetry: Telemetry) -> None:

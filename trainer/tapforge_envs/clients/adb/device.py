@@ -93,7 +93,7 @@ class Device:
                 await asyncio.sleep(_GREETING_SECONDS)
                 state = await self._state()
         if state != "device":
-            raise _not_usable(state)
+            raise not_usable(state)
 
     async def _state(self) -> str:
         """As adb says it; "" for one that it doesn't know."""
@@ -129,7 +129,7 @@ class Device:
         except ValueError as error:
             # A connection that ended and a command that did look the same.
             if (state := await self._state()) != "device":
-                raise _not_usable(state) from error
+                raise not_usable(state) from error
             raise DeviceError(str(error)) from error
 
     async def windows(self) -> tuple[Windows, Displays, str]:
@@ -196,14 +196,15 @@ class Device:
                 state = await self._state()
         except (TimeoutError, AdbError):
             return words
-        return words if state == "device" else f"{_not_usable(state)} ({words})"
+        return words if state == "device" else f"{not_usable(state)} ({words})"
 
 
 def _boot_of(lines: Sequence[str]) -> str:
     return "/".join(line.strip() for line in lines if line.strip())
 
 
-def _not_usable(state: str) -> DeviceError:
+def not_usable(state: str) -> DeviceError:
+    """Why a phone in this state of `adb devices` can't be used; "" is one that is not listed."""
     match state:
         case "":
             return DeviceError("adb doesn't know it any more: is it plugged in and on? `adb devices -l` lists all")
