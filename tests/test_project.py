@@ -172,7 +172,8 @@ def _lines(path: Path) -> list[str]:
 
 def test_a_source_of_a_page_stays_readable() -> None:
     """Lines and files as long as Python's may be, for which ruff and the test above are."""
-    texts = {path.relative_to(ROOT): _lines(path) for path in _tracked() if path.suffix in (".js", ".css", ".html")}
+    kinds = (".js", ".css", ".html", ".j2")
+    texts = {path.relative_to(ROOT): _lines(path) for path in _tracked() if path.suffix in kinds}
     assert len(texts) > 15
     assert not [f"{name}:{n}" for name, lines in texts.items() for n, line in enumerate(lines, 1) if len(line) > 120]
     assert not [name for name, lines in texts.items() if len(lines) > 400], "one file, one idea"
