@@ -2,8 +2,11 @@
 
 - Python 3.12 and 3.13: a fresh environment with everything but the trainer's packages, and tests that need none of
   them; the trainer's extras are resolved, not installed.
-- Python 3.11: pip installs the wheel with each extra that pip can resolve; the trainer's packages are resolved from the
-  lock, by the command that error messages name.
+- Python 3.11: pip installs the wheel with each extra that pip can resolve, and with all of them at once, which then
+  agree; the trainer's packages are resolved from the lock, by the command that error messages name.
+- Nothing of the trainer's is downloaded: uv resolves by metadata. (From an index that serves none, pip fetches 4 GB for
+  a dry run of trainer-gpu.)
+- Each step says its seconds, each Python the size of its environment, the end the whole time.
 - A Python that is not on this machine is named in the last lines, in capitals; the others are checked all the same.
 """
 
@@ -77,6 +80,11 @@ class Check:
             print(done.stdout[-6000:], flush=True)
         return done.returncode == 0
 
+    def size(self, version: str, folder: Path) -> None:
+        """Of files that other environments link to as well, too."""
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        say(f"{version}: {sum(path.stat().st_size for path in files) / 1e9:.1f} GB in its environment")
+
     def python(self, version: str) -> Path | None:
         """The interpreter of that version, which is asked for its version too: a shim may start another one."""
         pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -124,18 +132,30 @@ def light(check: Check, version: str, interpreter: Path) -> None:
     """Everything but the trainer's packages, with tests."""
     folder = check.place / f"python{version}"
     python = str(folder / "bin" / "python")
-    wanted = f"{check.wheel}[{','.join(EXTRAS)}]"
-    install = (check.uv, "pip", "install", "--quiet", "--python", python, wanted, *TEST_PACKAGES)
+    # Compiled once: tests start many processes, and a Python that is told to write no bytecode would compile in each.
+    install = (check.uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python)
     installed = check.step(
         f"{version}: environment", check.uv, "venv", "--quiet", "--python", str(interpreter), str(folder)
-    ) and check.step(f"{version}: the wheel with {len(EXTRAS)} extras", *install)
+    ) and check.step(
+        f"{version}: the wheel with {len(EXTRAS)} extras", *install, _with_extras(check.wheel), *TEST_PACKAGES
+    )
     if installed:
         check.step(f"{version}: the commands start", python, "-m", "tapforge_trainer.cli.main", "--help")
         pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long and not width", *TESTS)
         check.step(f"{version}: tests without the trainer's packages", *pytest)
-    resolve = (check.uv, "pip", "compile", "--quiet", "--python-version", version, "--output-file", os.devnull)
     for extra in ("trainer-cpu", "trainer-gpu"):
-        check.step(f"{version}: {extra} resolves", *resolve, "--extra", extra, str(ROOT / "pyproject.toml"))
+        check.step(f"{version}: {extra} resolves", *_resolve(check.uv, version, extra))
+    check.size(version, folder)
+
+
+def _with_extras(wheel: Path) -> str:
+    return f"{wheel}[{','.join(EXTRAS)}]"
+
+
+def _resolve(uv: str, version: str, extra: str) -> tuple[str, ...]:
+    """By metadata alone."""
+    compile = (uv, "pip", "compile", "--quiet", "--python-version", version, "--output-file", os.devnull)
+    return (*compile, "--extra", extra, str(ROOT / "pyproject.toml"))
 
 
 def trained(check: Check, interpreter: Path) -> None:
@@ -151,13 +171,18 @@ def trained(check: Check, interpreter: Path) -> None:
             *pip,
             f"{check.wheel}[{extra}]" if extra else str(check.wheel),
         )
+    # One extra after the other may leave a package that the last one took back: kubernetes and botocore want different
+    # releases of python-dateutil at times.
+    if check.step(f"{version}: pip install of the wheel with {len(EXTRAS)} extras", *pip, _with_extras(check.wheel)):
+        check.step(f"{version}: its packages agree", python, "-m", "pip", "check")
     for device in ("cpu", "gpu"):
         ask = f"from tapforge_api.installing import install_trainer; print(install_trainer({device!r}))"
         command = subprocess.run([python, "-c", ask], capture_output=True, text=True, timeout=60, check=False, cwd="/")
         check.step(
             f"{version}: lock of trainer-{device}, dry run", "sh", "-c", f"{command.stdout.strip()} --quiet --dry-run"
         )
-    check.step(f"{version}: trainer-gpu by pip, dry run", *pip, "--dry-run", f"{check.wheel}[trainer-gpu]")
+    check.step(f"{version}: trainer-gpu resolves", *_resolve(check.uv, version, "trainer-gpu"))
+    check.size(version, folder)
 
 
 def main(words: list[str]) -> int:
@@ -165,6 +190,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--uv", default=os.environ.get("UV", "uv"))
     parser.add_argument("--python", action="append", choices=(*PYTHONS, TRAINER_PYTHON), help="this one alone")
     given = parser.parse_args(words)
+    began = time.monotonic()
     named = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     if forgotten := named - {*EXTRAS, *NOT_RESOLVED}:
         raise Failed(f"EXTRAS in {__file__} lacks {', '.join(sorted(forgotten))}")
@@ -179,7 +205,8 @@ def main(words: list[str]) -> int:
                     light(check, version, interpreter)
     for version in check.missing:
         say(f"NOT CHECKED ON PYTHON {version}: it is not on this machine (pyenv install {version})")
-    say(f"FAILED: {'; '.join(check.failed)}" if check.failed else "passed")
+    took = f"after {(time.monotonic() - began) / 60:.0f} minutes"
+    say(f"FAILED {took}: {'; '.join(check.failed)}" if check.failed else f"passed {took}")
     return 1 if check.failed else 0
 
 
