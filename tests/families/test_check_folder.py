@@ -45,6 +45,16 @@ def test_another_architecture_is_named(folder: Path) -> None:
     assert "llava" in model_folder_errors(folder)[0]
 
 
+def test_windows_that_the_learner_does_not_compute_are_refused(folder: Path) -> None:
+    path = folder / "config.json"
+    text = json.loads(path.read_text())["text_config"]
+    edit(path, text_config=text | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1})
+    with pytest.raises(FolderError, match=r"layers from 1 on see the last 4096 tokens only.*set it to false"):
+        check_folder(folder)
+    edit(path, text_config=text | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28})
+    assert check_folder(folder).model_type == "qwen2_5_vl", "no layer has one"
+
+
 def test_a_tokenizer_without_the_special_tokens_is_named(folder: Path) -> None:
     path = folder / "tokenizer.json"
     made = json.loads(path.read_text())

@@ -15,12 +15,26 @@ from .folder import FolderError, ModelConfig
 
 def check_folder(folder: Path) -> ModelConfig:
     """Raises FolderError for an architecture that is not known, a tokenizer without the special tokens or with other
-    ids than the config's, and an image processor that cuts other patches than the vision tower takes."""
+    ids than the config's, an image processor that cuts other patches than the vision tower takes, and layers that see
+    the last tokens only."""
     config = ModelConfig.of_folder(folder)
     family_of(config)
+    _check_windows(config)
     _check_tokens(config)
     _check_pixels(config)
     return config
+
+
+def _check_windows(config: ModelConfig) -> None:
+    """The learner's attention has no window; engines have."""
+    text = config.text
+    first, layers = text.get("max_window_layers", 0), text.get("num_hidden_layers", 0)
+    if text.get("use_sliding_window") and text.get("sliding_window") and first < layers:
+        raise FolderError(
+            f"{config.folder}/config.json: use_sliding_window is true, so layers from {first} on see the last "
+            f"{text['sliding_window']} tokens only, which the learner doesn't compute. Where prompts are shorter than "
+            "that, set it to false: nothing else changes"
+        )
 
 
 def _check_tokens(config: ModelConfig) -> None:
