@@ -387,12 +387,14 @@ def _lives(pid: int) -> bool:
 
 
 class Authority:
-    """Makes certificates: of servers for 127.0.0.1, of clients by name."""
+    """Makes certificates: of servers for 127.0.0.1, of clients by name; whole as Python 3.13 wants them."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         made = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), critical=True)
+        made = made.add_extension(usage, critical=True)
         self.pem = made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
     def issue(self, name: str, address: str = "") -> tuple[str, str]:
@@ -415,6 +417,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(hours=1))
             .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
 
