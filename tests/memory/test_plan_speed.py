@@ -193,3 +193,10 @@ def test_answers_to_a_recorded_step_have_its_prompt_once() -> None:
     whole = (1 + work.more_forwards) * forward + backward + vision
     assert learner_operations(work, assumed) == pytest.approx(whole)
     assert learner_operations(replace(work, sharing=1), assumed) > 5 * whole
+    # A micro-batch has 8 of them: what it attends to is bounded.
+    assert work.token_budget == 20_480
+    assert learner_operations(replace(work, sharing=16, episodes=16), assumed) == pytest.approx(2 * whole)
+    halves = replace(work, sharing=16, episodes=16, token_budget=10_240)
+    assert learner_operations(halves, assumed) == pytest.approx(
+        learner_operations(replace(work, sharing=4), assumed) * 2
+    )

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapforge_trainer.learner.batches import MicroBatchPlan, TokenBatch, Vocabulary, token_batch
-from tapforge_trainer.learner.planning import ATTENDED, computed_tokens, padding_share, plan_samples
+from tapforge_trainer.learner.planning import (
+    ATTENDED,
+    answers_at_once,
+    computed_tokens,
+    padding_share,
+    plan_samples,
+)
 from tapforge_trainer.learner.prompts import first_prompts
 from tapforge_trainer.records import ResponseSpan, Sample
 
@@ -57,6 +63,14 @@ def test_a_prompt_is_computed_once_and_in_each_part_of_what_is_too_large() -> No
     assert [computed_tokens(data, plan) for plan in together] == [2 * (300 + 160)]
     (apart,) = plan_samples(data, np.arange(16), 1, 400)
     assert sorted(computed_tokens(data, plan) for plan in apart) == [340] * 8, "two of 300 + 20 are attended to at most"
+
+
+@given(prompt=st.integers(1, 300), said=st.integers(1, 200), count=st.integers(1, 20), budget=st.integers(50, 2000))
+def test_a_group_has_its_prompt_as_often_as_is_counted_on(prompt: int, said: int, count: int, budget: int) -> None:
+    data = laid_out((prompt, [said] * count))
+    (plans,) = plan_samples(data, np.arange(count), 1, budget)
+    prompts = -(-count // answers_at_once(prompt + said, prompt, budget))
+    assert sum(computed_tokens(data, plan) for plan in plans) == count * said + prompts * prompt
 
 
 def test_units_are_cut_where_ranks_would_wait_for_one_of_them() -> None:

@@ -47,6 +47,13 @@ def plan_samples(
     return best
 
 
+def answers_at_once(length: int, prompt: int, token_budget: int) -> int:
+    """Samples of this length with one prompt that a micro-batch has, at most; the others have the prompt anew."""
+    if length > token_budget:
+        return 1
+    return min(ATTENDED * token_budget // length, 1 + (token_budget - length) // (length - prompt))
+
+
 def computed_tokens(data: TokenBatch, plan: MicroBatchPlan) -> int:
     """In the row of a micro-batch: prompts that its samples share once."""
     samples = np.asarray(plan.samples, np.int64)

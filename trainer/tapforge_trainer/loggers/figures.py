@@ -108,7 +108,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "learner/engine_gap_max": "the largest",
     "learner/kl_age_*": "divergence of the policy from the one that sampled, k3, by the tokens' age in versions",
     "learner/tokens_age_*": "tokens of that age; 8 stands for 8 and more",
-    "learner/tokens": "tokens of the samples, prompts and frames included",
+    "learner/tokens": "tokens of the samples, prompts and frames included; what those of a micro-batch share once",
     "learner/positions": "positions that were computed, padding included",
     "learner/response_tokens": "tokens with a loss",
     "learner/padding_share": "computed positions that hold no token",

@@ -106,6 +106,7 @@ def work_of(run: TrainingRun, shape: Shape, files: LocalFiles = NO_FILES, phones
         tensor_parallel=spec.engine.tensor_parallel,
         players=_players(run, phones or _slots(run, files)),
         in_turns=spec.placement.mode == "colocated" or spec.rollout.max_staleness == 0,
+        token_budget=settings.tokens_per_micro_batch,
         sharing=spec.rollout.group_size if recorded and family_named(shape.model_type).shares_prompts else 1,
     )
 

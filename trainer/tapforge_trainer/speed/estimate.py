@@ -10,8 +10,8 @@
 - With a history in blocks the learner has a sequence for each window, and an engine passes over what a step adds: its
   screen and the answer before it, or after the window has moved all but the text. Where steps don't extend each other
   each is a sequence of its own, and engines are as with a window that slides.
-- Answers to one recorded step have its prompt, which the learner computes once. Of episodes that are played the first
-  prompt of a group is shared too; that isn't counted.
+- Answers to one recorded step have its prompt, which the learner computes once for as many as a micro-batch has. Of
+  episodes that are played the first prompt of a group is shared too; that isn't counted.
 - With `maxStaleness` 0 the two take turns, and where they share GPUs; else the longer one decides.
 
 Neither boots, measurements and checkpoints are counted, nor what a network takes between nodes.
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ..learner.flops import Costs
+from ..learner.planning import answers_at_once
 from .cards import CardSpeed
 
 #: for the tower, of what matrices of the language model reach: its heads are narrow
@@ -91,7 +92,9 @@ class Work:
     #: episodes that play at once
     players: int
     in_turns: bool
-    #: episodes whose prompt is computed once: a group's answers to a recorded step
+    #: tokens of a micro-batch
+    token_budget: int
+    #: episodes that have one prompt: a group's answers to a recorded step
     sharing: int = 1
 
     @property
@@ -186,10 +189,12 @@ def learner_operations(work: Work, assumed: Assumed, tower: float = 1.0) -> floa
         forward = work.costs.text([length], said)
         backward = work.costs.backward([length], said, (), weights=work.weights, tower=False)
         frames = work.costs.vision([work.screen_patches] * screens) * (3 + work.more_forwards if work.tower else 1)
-        prompt, spared = [length - said], 1 - 1 / work.sharing
+        at_once = answers_at_once(length, length - said, work.token_budget)
+        share = -(-work.sharing // at_once) / work.sharing  # of their prompts that is computed
+        prompt, spared = [length - said], 1 - share
         forward -= spared * work.costs.text(prompt, 0)
         backward -= spared * work.costs.backward(prompt, 0, (), weights=work.weights, tower=False)
-        total += (1 + work.more_forwards) * forward + backward + tower * frames / work.sharing
+        total += (1 + work.more_forwards) * forward + backward + tower * frames * share
     return work.episodes * total
 
 

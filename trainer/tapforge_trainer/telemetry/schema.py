@@ -316,7 +316,7 @@ EVENTS: Final[dict[str, type[Event]]] = {
 class Throughput(_Record):
     """Of the learner, over all updates."""
 
-    tokens_per_second: float = Field(description="of the samples")
+    tokens_per_second: float = Field(description="of the samples; what a micro-batch's samples share counts once")
     positions_per_second: float = Field(description="computed ones, padding included")
     mfu: float | None = Field(description="model FLOPs utilisation; null on machines without a known peak")
     seconds_by_phase: dict[str, float] = Field(description="of all updates")
