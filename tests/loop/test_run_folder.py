@@ -54,13 +54,17 @@ def test_a_run_of_an_earlier_version_is_resumed_and_its_curve_drawn(tmp_path: Pa
 
 
 async def test_pictures_that_fail_do_not_fail_a_run_that_is_over(tmp_path: Path) -> None:
-    write_spec(tmp_path, load(SAMPLE))
-    _events(tmp_path, {"event": "evaluation", "update": 0, "mode": "greedy", "success": 0.5, "interval": [0.1, 0.9]})
-    (tmp_path / CURVE).mkdir()  # as where a disk is full or matplotlib is away
-    view = ProgressView("over", 0)
-    with closing(Telemetry(tmp_path, view, Console(file=StringIO()))) as telemetry:
-        await session._drawn(tmp_path, telemetry)
-    assert f"tapforge view {tmp_path}" in view.notes[-1] and CURVE in view.notes[-1]
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    write_spec(folder, load(SAMPLE))
+    _events(folder, {"event": "evaluation", "update": 0, "mode": "greedy", "success": 0.5, "interval": [0.1, 0.9]})
+    (folder / CURVE).mkdir()  # as where a disk is full or matplotlib is away
+    view, said = ProgressView("over", 0), StringIO()
+    with closing(Telemetry(folder, view, Console(file=said))) as telemetry:
+        await session._drawn(folder, telemetry)
+        telemetry.note("503: <s>[INST] no [/INST]")
+    assert f"tapforge view '{folder}'" in view.notes[-2] and CURVE in view.notes[-2]
+    assert "503: <s>[INST] no [/INST]\n" in said.getvalue(), "words of others are no markup"
 
 
 def test_a_folder_with_a_checkpoint_takes_no_other_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
@@ -166,7 +167,9 @@ async def _drawn(folder: Path, telemetry: Telemetry) -> None:
     try:
         await asyncio.to_thread(write_report, folder)
     except Exception as error:  # noqa: BLE001 - of libraries that draw, of plugins, of the disk; it can be done again
-        telemetry.note(f"curve and replay were not written: {error}; once that is mended: tapforge view {folder}")
+        telemetry.note(
+            f"curve and replay were not written: {error}; once that is mended: tapforge view {shlex.quote(str(folder))}"
+        )
 
 
 def newest_progress(run: TrainingRun, place: CheckpointBackend) -> Progress:

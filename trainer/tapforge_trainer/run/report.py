@@ -161,7 +161,7 @@ def print_summary(console: Console, summary: dict[str, Any], paths: list[Path]) 
     if found := summary.get("throughput"):
         console.print(f"learner: {found['tokens_per_second']:,.0f} tokens/s{_use(found['mfu'])}", highlight=False)
     for path in paths:
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
+        console.print(f"  {path}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _plain(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -259,9 +259,9 @@ class Telemetry:
         self._file.close()
 
     def _line(self, text: str) -> None:
-        self.console.print(
-            f"[dim]{time.monotonic() - self.started:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True
-        )
+        # No markup: text has words of endpoints, models and paths, in which "[/INST]" is no tag.
+        line = Text.assemble((f"{time.monotonic() - self.started:6.1f} s", "dim"), f"  {text}")
+        self.console.print(line, soft_wrap=True)
 
     def _draw(self) -> Group:
         return draw(self.view, time.monotonic() - self.started)
