@@ -134,6 +134,10 @@ async def test_while_no_answer_comes_a_person_reads_what_is_waited_for() -> None
         endpoints = Endpoints(said.append)
         assert (await judge_of(spec(url, **FAST), "task", endpoints=endpoints).task(EPISODE)).value == 1.0
         await endpoints.close()
+        refused = judge_of(spec(url + "/nothing", **FAST), "task", endpoints=(endpoints := Endpoints(said.append)))
+        for _ in range(3):  # at once: nothing is waited for
+            await asyncio.gather(refused.task(EPISODE), asyncio.sleep(0.6), return_exceptions=True)
+        await endpoints.close()
     [line] = said
     assert re.match(rf"waiting for {url}: 2 requests failed in 1 s .* the last one: 503.*; .* given up in 1\d s", line)
 

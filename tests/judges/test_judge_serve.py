@@ -23,12 +23,23 @@ async def start(*options: str) -> asyncio.subprocess.Process:
 
 async def test_it_serves_until_it_is_stopped() -> None:
     process = await start(
-        "--port", "0", "--error-rate", "1", "--error-rate-of", "open=0", "--status", "503", "--first", "1"
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+        "--error-rate",
+        "1",
+        "--error-rate-of",
+        "open=0",
+        "--status",
+        "503",
+        "--first",
+        "1",
     )
     try:
         assert process.stdout is not None
         said = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
-        assert said["model"] == "simulated-phone"
+        assert said["model"] == "simulated-phone" and said["url"].startswith("http://127.0.0.1:")
         judge = judge_of(spec(said["url"]), "task")
         for trajectory in some(12):
             right = trajectory.episode.task.template == "open"
@@ -36,7 +47,7 @@ async def test_it_serves_until_it_is_stopped() -> None:
         assert judge.usage.failed == 1
         await judge.close()
         port = said["url"].split(":")[-1].removesuffix("/v1")
-        second = await start("--port", port)
+        second = await start("--host", "0.0.0.0", "--port", port)
         _, words = await asyncio.wait_for(second.communicate(), 60)
         assert second.returncode == 2 and "--port 0 takes a free one" in words.decode()
         process.send_signal(signal.SIGTERM)

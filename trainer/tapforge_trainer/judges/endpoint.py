@@ -177,6 +177,8 @@ class Endpoint:
             except TimeoutError:
                 turn = self._put_off if self._not_before > deadline else "other questions were waiting"
                 why = "no answer came" if sent else f"it wasn't its turn: {turn}"
+                if sent:
+                    self._waiting.failed(why, loop.time(), 0.0)
                 if sent and failing is not None:
                     failing("slow", why)
                 raise EndpointError(f"{what}: no usable answer before the deadline; last: {last or why}") from None
@@ -184,7 +186,6 @@ class Endpoint:
                 last, wrong = str(failed), wrong + failed.wrong
                 if failing is not None:
                     failing(failed.kind, last)
-                self._waiting.failed(last, loop.time(), deadline - loop.time())
                 if failed.permanent or wrong >= _WRONG:
                     again = "" if failed.permanent else f", {wrong} times"
                     raise EndpointError(
@@ -195,7 +196,9 @@ class Endpoint:
                 if failed.after is not None:
                     self._not_before = max(self._not_before, loop.time() + failed.after)
                     self._put_off = f"the endpoint asked for a pause of {failed.after:g} s: {last}"
-                if loop.time() + wait >= deadline:
+                given_up = loop.time() + wait >= deadline
+                self._waiting.failed(last, loop.time(), 0.0 if given_up else deadline - loop.time())
+                if given_up:
                     raise EndpointError(f"{what}: {last}; no time is left to ask again before the deadline") from failed
             await asyncio.sleep(wait)
 

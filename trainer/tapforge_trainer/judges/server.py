@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from aiohttp import web
 
-from tapforge_envs.serving.http import stop_signal
+from tapforge_envs.serving.http import address_of, site_at, stop_signal
 
 from .simulated import Errors, Played, QuestionError, answer, judged, read_question, truth
 
@@ -158,12 +158,11 @@ async def listen(server: ModelServer, host: str, port: int) -> int:
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await site_at(runner, host, port).start()
         except OSError as error:
             print(f"can't listen on {host}:{port} ({error.strerror}); --port 0 takes a free one", file=sys.stderr)
             return 2
-        shown = f"[{host}]" if ":" in host else host
-        print(json.dumps({"url": f"http://{shown}:{runner.addresses[0][1]}/v1", "model": server.model}), flush=True)
+        print(json.dumps({"url": f"{address_of(runner, host)}v1", "model": server.model}), flush=True)
         await stopping.wait()
         return 0
     finally:
