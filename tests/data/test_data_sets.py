@@ -218,9 +218,13 @@ def test_shares_are_not_taken_for_pixels_and_a_size_that_is_said_is_looked_at(tm
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, clicks)))
     with pytest.raises(DataError, match="all of 20 places"):
         made("verl", tmp_path / "rows.jsonl", tmp_path / "grid", 0.1)
-    (tmp_path / "rows.json").write_text(json.dumps([rows[0], {**rows[1], "img_size": [1080, 2400]}]))
-    data = made("screenspot", tmp_path / "rows.json", tmp_path / "sized", box="corners", coordinates="fraction")
-    assert len(data) == 1
+    sizes = [[1080, 2400], "100x200", [100.0, 200.0]]
+    told = [{**row, "bbox": [10, 10, 40, 60], "img_size": size} for row, size in zip(rows, sizes, strict=False)]
+    (tmp_path / "rows.json").write_text(json.dumps(told))
+    smaller = made("screenspot", tmp_path / "rows.json", tmp_path / "smaller", box="corners", coordinates="grid")
+    assert len(smaller) == 3, "shares are of a screen of any size"
+    data = made("screenspot", tmp_path / "rows.json", tmp_path / "sized", box="corners")
+    assert len(data) == 2
     assert data.about["rejected"]["image"]["first"].endswith("the image is 100x200, and img_size says [1080, 2400]")
 
 

@@ -1,9 +1,9 @@
 """Grounding, as ScreenSpot has it: a JSON list or JSON Lines of {img_filename, bbox, instruction}.
 
 `bbox` is [x, y, width, height] in pixels (ScreenSpot, ScreenSpot-v2), or with `box=corners` [left, top, right, bottom]
-(ScreenSpot-Pro); copies of ScreenSpot have shares of the screen instead, `coordinates=fraction`. A row that says its
-image's size (`img_size`, `image_size`) has an image of that size. A row is one step: a tap at the middle, right
-anywhere inside the box.
+(ScreenSpot-Pro); copies of ScreenSpot have shares of the screen instead, `coordinates=fraction`. A row with
+pixels that says its image's size (`img_size`, `image_size`) has an image of that size. A row is one step: a tap at the
+middle, right anywhere inside the box.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def _row(name: str, value: dict[str, Any], folder: Path, form: str, how: Coordin
     image = image_at(folder, file)
     plane = plane_of(image, how)
     size = [plane.width, plane.height]
-    for field in _SIZES:
-        if (said := value.get(field)) is not None and said != size:
+    shares = isinstance(how, Grid | Fraction)  # of an image of any size: a smaller copy is as good
+    for field in () if shares else _SIZES:
+        said = value.get(field)
+        if isinstance(said, list) and len(said) == 2 and all(map(is_number, said)) and said != size:
             return Bad(name, "image", f"the image is {size[0]}x{size[1]}, and {field} says {str(said)[:60]}")
     left, top, right, bottom = numbers
     if form == "size":
