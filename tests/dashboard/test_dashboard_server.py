@@ -226,7 +226,7 @@ async def test_the_command_serves_until_it_is_stopped(runs):
     assert (process.returncode, err) == (0, b"")
 
 
-async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path):
+async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path, monkeypatch):
     await settled(session, page, "one")
     words = {"recording": "rollout", "outcome": "failure", "sort": "-advantage", "limit": "4"}
     async with session.get(f"{page}api/runs/one/export", params=words) as answer:
@@ -250,7 +250,15 @@ async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path):
     assert target.read_text() == html
     code, words = await asyncio.to_thread(said, *view, f"recording=rollout&name={names[1]}")
     assert (code, words) == (0, f"{target}: 1 of 1 episodes\n") and names[0] not in target.read_text()
-    for asked, message in (("colour=red", "no field 'colour'"), ("name=none", "no episode is like that")):
+    monkeypatch.setattr("tapforge_trainer.dashboard.export.MOST_SCREENS", 1)
+    code, words = await asyncio.to_thread(said, *view, "?recording=rollout&outcome=failure&limit=4")
+    assert (code, words) == (0, f"{target}: 1 of {listed['total']} episodes\n"), "the screens of one are enough"
+    for asked, message in (
+        ("colour=red", "no field 'colour'"),
+        ("name=none", "no episode is like that"),
+        ("recording=rollout&q=is that so?", "no episode is like that"),
+        (f"{page}#/run/one/episode/rollout/{names[0]}", "is not the address of a list"),
+    ):
         code, words = await asyncio.to_thread(said, *view, asked)
         assert code == 2 and message in words, words
     assert "an export is of one run" in said("view", "--serve", "--export", target)[1]

@@ -5,6 +5,7 @@ The question is the one of the list (`query.py`), so what the page shows filtere
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -18,11 +19,14 @@ from ..records import EpisodeRecord, GroupRecord
 from ..viewer.recorded import from_any
 from ..viewer.replay import Replay, replay_html
 from .opened import OpenRun
+from .query import BadQuery
 from .stored import NotThere
 
 #: episodes of a file unless `limit` says otherwise, and at most: screens make up its size, about 0.1 MB each
 USUAL: Final = 30
 MOST: Final = 100
+#: screens after which no further episode is begun: of a hundred long ones the file would be larger than a browser opens
+MOST_SCREENS: Final = 1000
 #: words that choose nothing
 _NO_CHOICE: Final = ("limit", "offset", "token")
 
@@ -36,8 +40,15 @@ class Exported:
 
 
 def words_of(address: str) -> list[tuple[str, str]]:
-    """Of `outcome=failure&q=wifi`, or of a page's whole address that ends with it."""
-    return parse_qsl(address.rpartition("?")[2], keep_blank_values=True)
+    """Of `outcome=failure&q=wifi`, in which "?" and "#" are letters, or of the whole address of a list, whose words are
+    behind them. Raises BadQuery for the address of another page, which chooses nothing."""
+    if not re.match("https?://|#/", address):
+        return parse_qsl(address.removeprefix("?"), keep_blank_values=True)
+    server, _, page = address.partition("#")
+    place, _, words = (page or server).partition("?")
+    if not place.endswith(("/episodes", "/export")):
+        raise BadQuery(f"{place[:200]!r} is not the address of a list of episodes")
+    return parse_qsl(words, keep_blank_values=True)
 
 
 def exported(run: OpenRun, words: Iterable[tuple[str, str]]) -> Exported:
@@ -50,23 +61,30 @@ def exported(run: OpenRun, words: Iterable[tuple[str, str]]) -> Exported:
         raise NotThere("no episode is like that, or it is not read yet")
     groups: list[GroupRecord] = []
     credits: list[Credit] = []
+    episodes, screens = 0, set[str]()
     for (recording, group), some in groupby(rows, key=lambda row: (row["recording"], row["group"])):
         records = []
         for row in some:
+            if len(screens) >= MOST_SCREENS:
+                break
             record, of_steps = run.record(recording, row["name"])
+            screens |= {step.frames[-1] for step in record.steps if step.frames}
             # The recording is part of the name: an evaluation may play an episode of the same name.
             name = f"{recording}/{record.id}"
             records.append(replace(record, id=name))
             credits += [Credit(name, **asdict(credit)) for credit in of_steps]
+        if not records:
+            break
         groups.append(_group(f"{recording}/{group}", len(groups), records))
-    title = f"{run.folder.resolve().name}: {len(rows)} of {found['total']} episodes"
+        episodes += len(records)
+    title = f"{run.folder.resolve().name}: {episodes} of {found['total']} episodes"
     chosen = " and ".join(f"{name} {value}" for name, value in asked if name not in _NO_CHOICE and value) or "all"
     stores = run.stores({row["recording"] for row in rows})
     lossy = next((store.lossy for store in stores if store.lossy), "")
     replay = Replay(
         title, from_any(stores), groups=groups, credits=credits, lossy=lossy, max_groups=len(groups), selection=chosen
     )
-    return Exported(replay_html(replay), len(rows), found["total"])
+    return Exported(replay_html(replay), episodes, found["total"])
 
 
 def export(folder: Path, words: Iterable[tuple[str, str]]) -> Exported:
