@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -26,7 +27,7 @@ from tapforge_trainer.data.folder import ABOUT, EPISODES, SCREENS, UNFINISHED, D
 from tapforge_trainer.data.images import ending_of
 from tapforge_trainer.data.rows import json_rows
 from tapforge_trainer.data.sets import export
-from tapforge_trainer.run.shutdown import message_of
+from tapforge_trainer.run.shutdown import failure_of, message_of
 
 CLICK = [{"action": "click", "coordinate": [5, 5]}]
 
@@ -242,3 +243,12 @@ def test_what_is_wrong_with_files_is_the_caller_s_turn(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "unknown data set 'nothing'" in result.stderr
     result = CliRunner().invoke(cli, ["data", "inspect", str(tmp_path / "gone")])
     assert result.exit_code == 2, result.stderr
+
+
+def test_a_disk_that_fails_is_worth_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, code in ((errno.ESTALE, 1), (errno.EACCES, 2)):
+        monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(number, os.strerror(number))))
+        with pytest.raises(DataError, match="can't be read") as raised:
+            DataFolder(tmp_path)
+        found = failure_of(raised.value)
+        assert found is not None and found[0] == code

@@ -114,6 +114,13 @@ def test_a_run_that_is_resumed_begins_with_the_files_of_its_first_session(
     assert (assembly.described(first) / "config.json").is_file()
     upload(bucket, **{HEAVY: files(1)[HEAVY]})
     assert model_of(run, tmp_path / "run") == first
+    kept = (tmp_path / "run" / PINNED).read_bytes()
+    for name, data in files(1).items():
+        bucket.client.put_object(Bucket=bucket.name, Key=f"models/others/{name}", Body=data)
+    others = {"objectStorage": {"uri": f"s3://{bucket.name}/models/others/"}}
+    other = from_object(TrainingRun, {**about, "spec": {"model": {"source": others}}})
+    assert model_of(other, tmp_path / "run") != first  # a measurement's, which only reads
+    assert (tmp_path / "run" / PINNED).read_bytes() == kept
     assert model_of(run, tmp_path / "other") != first
     bucket.client.delete_object(Bucket=bucket.name, Key="models/mine/config.json")
     with pytest.raises(assembly.ConfigurationError, match=r"objectStorage\.uri: s3://.* lacks config\.json"):

@@ -59,7 +59,7 @@ def _pinned(run: TrainingRun, source: ModelSource | Teacher, field: str, kept: P
         if not (model.commit or model.files):
             return model
         now = (json.dumps(model.pinned) + "\n").encode()
-        if now != text:
+        if now != text and (keep or text is None):  # a measurement with another model leaves the run its own
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, now.decode())
         if keep and uri is not None and (stored is None or stored[0] != now):

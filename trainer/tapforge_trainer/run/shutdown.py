@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -193,9 +194,18 @@ def failure_of(error: BaseException) -> tuple[int, str] | None:
     # Started again, the first would only take the run from the other one, and the second use nothing but machines.
     if isinstance(error, FencedOut | JudgeBudgetSpent):
         return EXIT_STOPPED, message_of(error)
-    if isinstance(error, _configuration_errors()):
+    if isinstance(error, _configuration_errors()) and not _of_the_disk(error):
         return EXIT_CONFIGURATION, message_of(error)
-    return (EXIT_FAILED, message_of(error)) if isinstance(error, _other_errors()) else None
+    return (EXIT_FAILED, message_of(error)) if isinstance(error, (*_configuration_errors(), *_other_errors())) else None
+
+
+def _of_the_disk(error: BaseException) -> bool:
+    """Whether data that is there could not be read: a volume that hangs may be back the next time."""
+    from ..data.episodes import DataError
+
+    wrong = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM)
+    cause = error.__cause__ if isinstance(error, DataError) else None
+    return isinstance(cause, OSError) and cause.errno not in wrong
 
 
 def message_of(error: BaseException) -> str:
