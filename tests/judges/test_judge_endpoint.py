@@ -22,6 +22,7 @@ from tapforge_trainer.judges.judge import JudgeError, Trajectory, VerdictMissing
 from tapforge_trainer.judges.server import Faults, JudgeServer
 from tapforge_trainer.judges.simulated import Errors
 from tapforge_trainer.judges.usage import estimated_tokens
+from tapforge_trainer.judges.waiting import SaidOnce
 
 EPISODE = played(catalog.tasks("quickstart", "train", ["open"]).sample(1, 0))
 FAST = {"deadlineSeconds": 20.0}
@@ -365,3 +366,17 @@ def test_an_address_has_neither_user_nor_query() -> None:
     for url in ("https://user:word@api.example.com/v1", "https://api.example.com/v1?key=1"):
         with pytest.raises(ValidationError, match="name the endpoint's key in apiKey"):
             spec(url)
+
+
+def test_processes_that_wait_for_one_endpoint_say_it_once() -> None:
+    now, said = [0.0], list[str]()
+    once = SaidOnce(said.append, lambda: now[0])
+    for at, text in (
+        (0, "waiting for a: 1"),
+        (1, "waiting for a: 2"),
+        (1, "waiting for b: 1"),
+        (20, "waiting for a: 3"),
+    ):
+        now[0] = float(at)
+        once(text)
+    assert said == ["waiting for a: 1", "waiting for b: 1", "waiting for a: 3"]

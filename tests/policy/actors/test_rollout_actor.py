@@ -52,7 +52,7 @@ def lease(server, slot: int = 0) -> Lease:
 
 
 @asynccontextmanager
-async def players_on(tiny: Tiny, count: int = 1, rewarder=no_rewarder, journal=None):
+async def players_on(tiny: Tiny, count: int = 1, rewarder=no_rewarder, journal=None, say=print):
     make = partial(
         make_agent,
         "qwen3-vl",
@@ -65,7 +65,7 @@ async def players_on(tiny: Tiny, count: int = 1, rewarder=no_rewarder, journal=N
     )
     async with phones(2) as server:
         players = RemotePlayers(
-            lambda _: start_rollout_actor(make, 120, cpus=0, make_rewarder=rewarder), count, journal=journal
+            lambda _: start_rollout_actor(make, 120, cpus=0, make_rewarder=rewarder), count, journal=journal, say=say
         )
         await players.start()
         try:
@@ -105,9 +105,9 @@ async def test_an_actor_that_is_killed_costs_its_attempt_and_another_one_plays(t
 
 
 def counting_screens():
-    """In the place of a `Rewarder`: gives an episode the number of its screens. It travels by value."""
+    """In the place of a `Rewarder`: gives an episode the number of its screens, and says so. It travels by value."""
 
-    def made(verdicts):
+    def made(verdicts, say):
         from tapforge_trainer.judges.journal import Written
         from tapforge_trainer.judges.verdicts import Trajectory, Verdict
         from tapforge_trainer.records import EpisodeRewards
@@ -115,6 +115,7 @@ def counting_screens():
         class Counting:
             async def rewards(self, record, frames):
                 screens = float(len(Trajectory.of(record, frames).screens))
+                say(f"waiting for the count of {record.id}")
                 if verdicts.get(record.id) is None:
                     verdict = Verdict(1.0, f"in process {os.getpid()}", (), 0, 1, 1, 0.0, "m")
                     verdicts.put(Written(record.id, "content", record.id, None, verdict))
@@ -132,7 +133,8 @@ async def test_any_worker_gives_rewards_from_frames_by_reference_also_after_the_
     tiny: Tiny, ray_cluster: None, tmp_path: Path
 ) -> None:
     journal = VerdictJournal(tmp_path / "verdicts.jsonl")
-    async with players_on(tiny, 1, counting_screens(), journal) as (players, server):
+    said: list[str] = []
+    async with players_on(tiny, 1, counting_screens(), journal, said.append) as (players, server):
         result = await players.play(replace(request(0), rewarded=True), lease(server))
         record = result.record
         assert record.awaits_rewards and record.last_frame is not None and not record.valid
@@ -150,6 +152,7 @@ async def test_any_worker_gives_rewards_from_frames_by_reference_also_after_the_
         await players.reward(record, recorded)
         await asyncio.sleep(2 * remote_players.EXCHANGE_SECONDS)
         assert journal.of(record.id) == (first,)
+        assert f"waiting for the count of {record.id}" in said, "people read it where the driver is"
         await players.verdicts_written()
         assert len(VerdictJournal(tmp_path / "verdicts.jsonl")) == 1
 

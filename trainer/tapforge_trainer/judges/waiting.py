@@ -7,6 +7,7 @@ to ten minutes.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -41,3 +42,18 @@ class Waiting:
                 f"waiting for {self._shown}: {self._failures:,} requests failed in {quiet:.0f} s without an answer, "
                 f"the last one: {why}; a question is given up in {max(0.0, left):.0f} s"
             )
+
+
+class SaidOnce:
+    """Passes on what several processes say while they wait for one endpoint, as often as one of them would say it."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+        self._say, self._clock = say, clock
+        #: by what a line is about, which is before its first colon with a blank
+        self._not_before: dict[str, float] = {}
+
+    def __call__(self, text: str) -> None:
+        about, now = text.partition(": ")[0], self._clock()
+        if now >= self._not_before.get(about, now):
+            self._not_before[about] = now + _AGAIN / 2
+            self._say(text)

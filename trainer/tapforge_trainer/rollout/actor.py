@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,10 @@ _READY_SECONDS = 30.0
 _FETCH_SECONDS = 120.0
 
 MakePolicies = Callable[[Agent], Mapping[str, Generator]]
-MakeRewarder = Callable[[Verdicts], Rewarder | None]
+#: given where verdicts go, and lines for people
+MakeRewarder = Callable[[Verdicts, Callable[[str], None]], Rewarder | None]
+#: lines for people that are kept until the driver asks
+_NOTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,9 @@ class RolloutActor:
     async def ready(self) -> None:
         agent = await asyncio.to_thread(self._make_agent)
         self._policies.update(self._make_policies(agent))
-        verdicts = VerdictRelay()
-        self._worker = RolloutWorker(agent, self._policies, rewarder=self._make_rewarder(verdicts))
-        self._host = WorkerHost(self._worker, self._use, verdicts=verdicts)
+        verdicts, notes = VerdictRelay(), deque[str](maxlen=_NOTES)
+        self._worker = RolloutWorker(agent, self._policies, rewarder=self._make_rewarder(verdicts, notes.append))
+        self._host = WorkerHost(self._worker, self._use, verdicts=verdicts, notes=notes)
 
     async def play(self, request: AttemptRequest, terms: LeaseTerms) -> tuple[bytes, Any]:
         """The first value is pickled here: Ray's own pickler takes twice as long for records."""
@@ -171,7 +175,7 @@ class RayCarrier:
             raise WorkerLost(f"its process {what}: {reason(error)}", dead=dead) from error
 
 
-def no_rewarder(verdicts: Verdicts) -> None:
+def no_rewarder(verdicts: Verdicts, say: Callable[[str], None]) -> None:
     """For runs whose rewards are all computed from records."""
 
 

@@ -5,8 +5,8 @@
   `RESTARTS` times in `RESTART_SECONDS`; then the run can't go on. A worker that can't be reached may still use its
   phones: their slots are given back when its leases have ended.
 - That a worker is away says nothing about phones: attempts and probes wait until it was started again.
-- Whatever is sent to a worker is sent again with the next message, until its attempt is over (`worker_host`); which
-  engines there are, until it has answered.
+- What is sent to a worker is sent again with the next message, until its attempt is over (`worker_host`), or, which
+  engines there are, it has answered.
 """
 
 from __future__ import annotations
@@ -126,17 +126,16 @@ class RemotePlayers:
         workers: int,
         clock: Clock = wakeful,
         journal: VerdictJournal | None = None,
+        say: Callable[[str], None] = log.info,
     ):
         """`start` begins a worker, given its number, and returns when it can play; it has a deadline of its own.
-        `journal`: takes the verdicts that workers get."""
-        self._start = start
-        self._clock, self._journal = clock, journal
+        `journal`: takes the verdicts that workers get; `say`: their lines for people."""
+        self._start, self._clock, self._journal, self._say = start, clock, journal, say
         self._workers = [_Worker(index) for index in range(workers)]
         self._home: dict[str, _Home] = {}
         self._links: list[asyncio.Task[None]] = []
         self._failure: WorkerError | None = None
-        self._restarted, self._stall = 0, 0.0
-        self._engines: Any = None
+        self._restarted, self._stall, self._engines = 0, 0.0, None
 
     async def start(self) -> None:
         """All workers at once. Raises WorkerError, and what else the start of one raises."""
@@ -339,12 +338,13 @@ class RemotePlayers:
         if worker.carrier is not carrier:
             raise WorkerLost("another process is in its place", dead=True)
         worker.worker_now, worker.answered = report.now, self._clock()
-        worker.steps, worker.engines = report.steps, engines
-        self._stall = max(self._stall, report.stall)
+        worker.steps, worker.engines, self._stall = report.steps, engines, max(self._stall, report.stall)
         if self._journal is not None:
             for line in report.verdicts[worker.verdicts - report.verdicts_before :]:
                 self._journal.put(line)
         worker.verdicts = max(worker.verdicts, report.verdicts_before + len(report.verdicts))
+        for text in report.notes:
+            self._say(text)
         worker.ready.set()
 
     def _wanted(self, worker: _Worker) -> Wanted:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,8 @@ class WorkerReport:
     #: verdicts that it had reported before, and those after them
     verdicts_before: int = 0
     verdicts: tuple[Written, ...] = ()
+    #: lines for people since the last report
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,12 @@ class WorkerHost:
         use_engines: Callable[[Any], None],
         clock: Clock = wakeful,
         verdicts: VerdictRelay | None = None,
+        notes: deque[str] | None = None,
     ):
         """`use_engines` takes what the driver says of them, each time that it changes. `verdicts`: that the worker's
-        judges give."""
+        judges give. `notes`: lines for people, which leave it with the next report."""
         self._verdicts = verdicts or VerdictRelay()
+        self._notes: deque[str] = deque() if notes is None else notes
         self._rewards: dict[str, tuple[int, asyncio.Task[EpisodeRewards]]] = {}
         self._wanted = Wanted(-1)
         self._worker = worker
@@ -184,7 +189,9 @@ class WorkerHost:
                 self._worker.stop(episode, reason)
         before, verdicts = self._verdicts.new(wanted.verdicts)
         stall = self._stalls.stalls().longest
-        return WorkerReport(wanted.number, self._clock(), self._worker.steps, stall, before, verdicts)
+        notes = tuple(self._notes)
+        self._notes.clear()
+        return WorkerReport(wanted.number, self._clock(), self._worker.steps, stall, before, verdicts, notes)
 
     async def health(self, phone: PhoneAddress) -> Health:
         try:

@@ -26,6 +26,7 @@ from tapforge_envs.slots.source import SlotSource
 from ..agents import Agent
 from ..agents.made_up import made_up_episode
 from ..judges.journal import VERDICTS, VerdictJournal, written_down
+from ..judges.waiting import SaidOnce
 from ..learner.checkpoint_storage import CheckpointBackend, place_of
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..placement.actor_log import NUMBER, keep_ray_logs, last_lines
@@ -240,7 +241,10 @@ def _rollouts(
         cpus = 1 if device != "cpu" and in_cluster() else 0
         asks = partial(rewarder_of, run, workers)
         player = RemotePlayers(
-            lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus, make_rewarder=asks), workers, journal=journal
+            lambda _: start_rollout_actor(make_agent, seconds, cpus=cpus, make_rewarder=asks),
+            workers,
+            journal=journal,
+            say=SaidOnce(say),
         )
     return _Rollouts(agent, slots, player, policies)
 
