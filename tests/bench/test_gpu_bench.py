@@ -31,7 +31,7 @@ def test_without_a_gpu_it_ends_at_once_and_says_why(tmp_path: Path) -> None:
 
 def _part(*words: str) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", "-m", "load.gpu_part", *words, "--device", "cpu"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
