@@ -132,7 +132,7 @@ def light(check: Check, version: str, interpreter: Path) -> None:
     """Everything but the trainer's packages, with tests."""
     folder = check.place / f"python{version}"
     python = str(folder / "bin" / "python")
-    # Compiled once: tests start many processes, and a Python that is told to write no bytecode would compile in each.
+    # Bytecode is written at the installation: with PYTHONDONTWRITEBYTECODE each process of the tests compiles anew.
     install = (check.uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python)
     installed = check.step(
         f"{version}: environment", check.uv, "venv", "--quiet", "--python", str(interpreter), str(folder)

@@ -428,7 +428,7 @@ def _claims(cluster: Cluster, pool: str) -> int:
 
 
 def _claimer(cluster: Cluster) -> str:
-    """The token of somebody who may claim, as in docs/claims.md."""
+    """A token whose account may claim, as in docs/claims.md."""
     account = f"/api/v1/namespaces/{HERE}/serviceaccounts/tester"
     if not cluster.exists(account):
         cluster.kubectl("create", "serviceaccount", "tester", "-n", HERE)

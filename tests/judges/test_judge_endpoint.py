@@ -371,12 +371,10 @@ def test_an_address_has_neither_user_nor_query() -> None:
 def test_processes_that_wait_for_one_endpoint_say_it_once() -> None:
     now, said = [0.0], list[str]()
     once = SaidOnce(said.append, lambda: now[0])
-    for at, text in (
-        (0, "waiting for a: 1"),
-        (1, "waiting for a: 2"),
-        (1, "waiting for b: 1"),
-        (20, "waiting for a: 3"),
-    ):
-        now[0] = float(at)
+    for at, text in ((0.0, "for a: 1"), (1.0, "for a: 2"), (1.0, "for b: 1"), (29.0, "for a: 3"), (59.0, "for a: 4")):
+        now[0] = at
         once(text)
-    assert said == ["waiting for a: 1", "waiting for b: 1", "waiting for a: 3"]
+    assert said == ["for a: 1", "for b: 1", "for a: 3"], "pauses grow, as those of one process do"
+    now[0] = 5000.0
+    once("for a: 5")
+    assert said[-1] == "for a: 5"

@@ -1,5 +1,5 @@
 """The phones that a run's file lists, as this machine reaches them: what `adb devices` says of each, or whether a
-server takes a connection. Asks only, everything at once, with a deadline; no phone is changed or connected."""
+server takes a connection. Asks only, each time with a deadline; no phone is changed or connected."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from .findings import Finding, State
 _SECONDS: Final = 5.0
 #: that are named in a finding
 _SHOWN: Final = 5
+#: connections at once: fewer than the files that a process may open
+_AT_ONCE: Final = 128
 
 
 def listed(run: TrainingRun) -> list[str]:
@@ -77,14 +79,15 @@ def of_adb(addresses: Sequence[str], states: Mapping[str, str]) -> list[Finding]
 
 async def _servers(addresses: Sequence[str]) -> list[Finding]:
     places = list(dict.fromkeys((url.host or "", url.port or 80) for url in map(URL, addresses)))
-    answers = await asyncio.gather(*(_trouble(host, port) for host, port in places))
+    turns = asyncio.Semaphore(_AT_ONCE)
+    answers = await asyncio.gather(*(_trouble(host, port, turns) for host, port in places))
     return of_servers({f"{host}:{port}": why for (host, port), why in zip(places, answers, strict=True)})
 
 
-async def _trouble(host: str, port: int) -> str:
+async def _trouble(host: str, port: int, turns: asyncio.Semaphore) -> str:
     """Why there is no connection; "" is well."""
     try:
-        async with asyncio.timeout(_SECONDS):
+        async with turns, asyncio.timeout(_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
         return f"no connection within {_SECONDS:g} s"

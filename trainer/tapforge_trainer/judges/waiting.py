@@ -45,15 +45,22 @@ class Waiting:
 
 
 class SaidOnce:
-    """Passes on what several processes say while they wait for one endpoint, as often as one of them would say it."""
+    """Passes on what several processes say while they wait for one endpoint, about as often as one of them says it."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._say, self._clock = say, clock
-        #: by what a line is about, which is before its first colon with a blank
-        self._not_before: dict[str, float] = {}
+        #: when a line came last, until when the next ones are left out, and for how long after one of them; by what it
+        #: is about, which is before its first colon with a blank
+        self._about: dict[str, tuple[float, float, float]] = {}
 
     def __call__(self, text: str) -> None:
         about, now = text.partition(": ")[0], self._clock()
-        if now >= self._not_before.get(about, now):
-            self._not_before[about] = now + _AGAIN / 2
+        came, not_before, pause = self._about.get(about, (-math.inf, now, _AGAIN))
+        if now - came > 2 * _LONGEST:  # it had answered since
+            not_before, pause = now, _AGAIN
+        if said := now >= not_before:
+            # A little less: a line takes up to a second to get here.
+            not_before, pause = now + 0.9 * pause, min(2 * pause, _LONGEST)
+        self._about[about] = now, not_before, pause
+        if said:
             self._say(text)
