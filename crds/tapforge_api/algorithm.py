@@ -237,17 +237,21 @@ class Teacher(OneOf):
 
 
 class Distillation(Spec):
-    """Pull towards a teacher, by its log-probabilities of the policy's own tokens."""
+    """Pull towards a teacher, by its log-probabilities at the policy's own tokens."""
 
     teacher: Teacher = Field(
         description="a frozen model beside the policy on each learner rank; its tokens, special tokens, image "
         "patches and prompts have to be the policy's; exactly one member"
     )
-    kind: Literal["k1", "k2", "k3"] = Field(
+    kind: Literal["k1", "k2", "k3", "forward_kl"] = Field(
         "k1",
-        description="of the reverse KL, KL(policy, teacher), per token. k1: what the teacher's log-probability is "
-        "above the policy's is added to the token's advantage; k2: half its square is a term of the loss; k3: "
-        "exp(-d) + d - 1, at most 10, is",
+        description="k1 to k3: of the reverse KL, KL(policy, teacher), per token. k1: what the teacher's "
+        "log-probability is above the policy's is added to the token's advantage; k2: half its square is a term of the "
+        "loss; k3: exp(-d) + d - 1, at most 10, is. forward_kl: KL(teacher, policy) over the teacher's topK likeliest "
+        "tokens at each place is a term of the loss",
+    )
+    top_k: Annotated[int, Field(ge=1, le=1024)] = Field(
+        64, description="of forward_kl: how many of the teacher's tokens are compared at each place"
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="what it is multiplied by")
     rewards: Literal["kept", "ignored"] = Field(

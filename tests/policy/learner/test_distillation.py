@@ -14,6 +14,7 @@ from tiny_samples import PlainFrames, Tiny, one_rank
 
 from tapforge_trainer.algorithms.distillation import Distillation
 from tapforge_trainer.algorithms.objective import Counts, Objective
+from tapforge_trainer.learner import head
 from tapforge_trainer.learner.batch_loss import DeviceFigures
 from tapforge_trainer.learner.batches import plan_micro_batches
 from tapforge_trainer.learner.metrics import UpdateMetrics
@@ -68,7 +69,7 @@ def test_the_teacher_reads_the_policys_tokens_as_it_reads_its_own(tiny: Tiny, te
     assert kl == pytest.approx(float((own - expected).mean()), abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["k2", "k3"])
+@pytest.mark.parametrize("kind", ["k2", "k3", "forward_kl"])
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=8, alpha=16.0)])
 def test_the_policy_moves_towards_its_teacher(
     tiny: Tiny, teacher: Path, work: Any, kind: Any, lora: LoraSettings | None
@@ -94,8 +95,8 @@ def test_a_step_of_k1_is_a_step_of_k2_and_adds_to_what_rewards_teach(tiny: Tiny,
             objective = Objective(importance_cap=None, distillation=taught)
             settings = UpdateSettings(objective=objective, temperature=0.8, off_policy=True)
             figures = DeviceFigures(metrics := UpdateMetrics())
-            ((_, loss),) = rank.losses(data, frames, [batch], settings, figures)
-            rank.accumulate(data, frames, batch, settings, loss, metrics, figures)
+            ((_, loss, likely),) = rank.losses(data, frames, [batch], settings, figures)
+            rank.accumulate(data, frames, batch, settings, loss, metrics, figures, likely=likely)
             found = [p.grad for p in rank.policy.parameters() if p.grad is not None]
             return torch.cat([unsharded(one).flatten() for one in found])
 
@@ -103,6 +104,53 @@ def test_a_step_of_k1_is_a_step_of_k2_and_adds_to_what_rewards_teach(tiny: Tiny,
         rewards, both = gradient(None), gradient(Distillation("k1", 0.5))
     torch.testing.assert_close(k1, k2, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(both, rewards + k1, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_forward_kl_compares_all_that_the_teacher_may_say(
+    tiny: Tiny, teacher: Path, work: Any, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the whole vocabulary it is KL(teacher || policy), by whole distributions of either alone; over fewer tokens
+    a part of it. Whole or in pieces of the head."""
+    data, batch, frames = work
+
+    def distributions(folder: Path) -> torch.Tensor:
+        with one_rank(dataclasses.replace(tiny, folder=folder)) as rank, torch.no_grad():
+            found = torch.empty(len(data.index), 0)
+            for _, micro, shown in rank._micro_batches(data, batch.plans, frames):
+                every = rank.policy.allowed.numel()
+                _, _, ids, logp = rank.policy(micro, shown, 0.8, likely=every)
+                found = torch.empty(len(data.index), every) if not found.numel() else found
+                found[micro.response] = torch.empty_like(logp).scatter(1, ids, logp)
+            return found
+
+    own, other = distributions(tiny.folder), distributions(teacher)
+    said = torch.isfinite(other)
+    assert not said.all()  # the adapter's policy may not say everything
+    expected = torch.where(said, other.exp() * (other - own), 0.0).sum(-1).mean()
+    if pieces > 1:
+        monkeypatch.setattr(head, "LOGITS_AT_ONCE", own.shape[1] * (len(own) // pieces))
+    with one_rank(tiny, teacher=str(teacher)) as rank:
+
+        def first(taught: Distillation) -> float:
+            settings = UpdateSettings(
+                objective=Objective(importance_cap=None, distillation=taught), learning_rate=0.0, temperature=0.8
+            )
+            figures = DeviceFigures(UpdateMetrics())
+            ((_, loss, likely),) = rank.losses(data, frames, [batch], settings, figures)
+            metrics, total = UpdateMetrics(), []
+
+            def kept(*given: Any) -> torch.Tensor:
+                value: torch.Tensor = loss(*given)
+                total.append(float(value.detach()))
+                return value
+
+            rank.accumulate(data, frames, batch, settings, kept, metrics, figures, likely=likely)
+            return sum(total)
+
+        whole, some = (first(Distillation("forward_kl", alone=True, top=top)) for top in (100_000, 8))
+    assert whole == pytest.approx(float(expected), rel=1e-4)
+    assert 0.0 < some < whole
 
 
 def test_a_distillation_needs_a_teacher(tiny: Tiny, work: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_banned_tokens_have_no_probability_and_no_gradient(tiny: Tiny) -> None:
     weight = torch.randn(tiny.size, 8, generator=generator, requires_grad=True)
     allowed = torch.from_numpy(tiny.vocabulary.allowed)
     target = torch.tensor(tiny.tokens.allowed_ids[:4])
-    logp, entropy = head._piece(hidden, target, weight, allowed, 0.7, "entropy")
+    logp, entropy = head.token_logprobs(SimpleNamespace(weight=weight), hidden, target, allowed, 0.7)
     logp.sum().backward()
     assert bool(torch.isfinite(hidden.grad).all())
     assert bool(torch.isfinite(weight.grad).all())

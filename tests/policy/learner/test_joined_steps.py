@@ -156,7 +156,7 @@ def test_episodes_that_share_their_first_prompt_give_the_same_gradient(tiny: Tin
             assert figures[key] == pytest.approx(apart[key], rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("kind", ["k1", "k3"])
+@pytest.mark.parametrize("kind", ["k1", "k3", "forward_kl"])
 def test_joined_steps_learn_the_same_from_a_teacher(tiny: Tiny, played: Any, kind: Any, tmp_path: Path) -> None:
     samples, frames = played
     write_model(tmp_path / "teacher", 7)

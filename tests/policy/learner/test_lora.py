@@ -297,7 +297,7 @@ def test_the_reference_is_the_model_itself_and_nothing_is_loaded_twice(tiny: Tin
     samples, frames = tiny.mixed()
     pulled: dict[str, Any] = {"objective": replace(OBJECTIVE, kl_coefficient=1.0), "learning_rate": 0.0}
     with one_rank(tiny, reference=True) as rank:
-        assert rank.reference is None
+        assert rank.reference.policy is None
         first = logprobs(rank, tiny, samples, frames)
         assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] == pytest.approx(0, abs=1e-9)
         learn(rank, tiny, samples, frames)
@@ -305,7 +305,7 @@ def test_the_reference_is_the_model_itself_and_nothing_is_loaded_twice(tiny: Tin
         assert np.abs(moved - first).max() > 0.01
         assert learn(rank, tiny, samples, frames, 1, **pulled).sums["kl_loss"] > 1e-4
         assert np.array_equal(logprobs(rank, tiny, samples, frames), moved), "the trained adapters are back"
-        with rank.referred() as policy:
+        with rank.reference.entered() as policy:
             data, batch = batch_of(tiny, samples)
             referred = rank.read(policy, data, PlainFrames(frames), batch.plans, 1.0)[0]
         assert np.array_equal(referred, first)
@@ -338,11 +338,11 @@ def test_after_a_warm_start_its_adapters_are_the_reference(
         assert [path.suffix for path in (cache / "references").iterdir()] == [".lock"], "read, it goes"
         with pytest.raises(ModelError, match="the KL term's reference: .*/nothing holds nothing complete"):
             exports.refer_to(later, str(tmp_path / "elsewhere"), f"file://{tmp_path}/store/nothing")
-        with later.referred() as policy:
+        with later.reference.entered() as policy:
             data, batch = batch_of(tiny, samples)
             assert np.array_equal(later.read(policy, data, PlainFrames(frames), batch.plans, 1.0)[0], warm)
     with one_rank(tiny, reference=True, lora=replace(ADAPTERS, rank=8)) as other:
         with pytest.raises(FolderError, match=r"another rank.*lora_A.weight is \[4, 128\], not \[8, 128\]"):
-            other.refer_to(str(folder / "adapter"))
+            other.reference.load(str(folder / "adapter"))
         with pytest.raises(FolderError, match="does not hold the adapters"):
-            other.refer_to(str(tiny.folder))
+            other.reference.load(str(tiny.folder))

@@ -134,7 +134,7 @@ def test_three_updates(tiny: Tiny, played: Any, name: str) -> None:
     critic = critic_of(run.spec.algorithm.critic)
     with one_rank(tiny, reference=run.spec.algorithm.kl.coefficient > 0, critic=critic) as rank:
         if run.spec.algorithm.kl.coefficient:
-            rank.refer_to(str(tiny.folder))
+            rank.reference.load(str(tiny.folder))
         before = {key: tensor.clone() for key, tensor in rank.weights().items()}
         for number in range(3):
             figures = updated(rank, tiny, run, played, number)

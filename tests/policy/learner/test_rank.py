@@ -97,9 +97,9 @@ def test_kl_pulls_towards_the_first_weights(tiny: Tiny) -> None:
     data = tiny.token_batch(samples)
     pulled = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0), learning_rate=0.0)
     with one_rank(tiny, reference=True) as rank:
-        assert rank.reference is None  # loaded once, when it is known which it is
-        rank.refer_to(str(tiny.folder))
-        assert rank.reference is not None
+        assert rank.reference.policy is None  # loaded once, when it is known which it is
+        rank.reference.load(str(tiny.folder))
+        assert rank.reference.policy is not None
         assert rank.update(data, PlainFrames(frames), [whole(data, samples)], pulled, 0).sums[
             "kl_loss"
         ] == pytest.approx(0, abs=1e-9)
@@ -119,7 +119,7 @@ def test_a_reference_sees_frames_by_what_the_frozen_tower_made_of_them(tiny: Tin
     data = tiny.token_batch(samples)
     settings = UpdateSettings(objective=replace(OBJECTIVE, kl_coefficient=1.0))
     with one_rank(tiny, reference=True, freeze_vision=True, dtype=dtype) as rank:
-        rank.refer_to(str(tiny.folder))
+        rank.reference.load(str(tiny.folder))
         made: list[int] = []
         rank.policy.visual.merger.register_forward_hook(lambda _module, _given, found: made.append(len(found)))
         rank.update(data, PlainFrames(frames), [whole(data, samples)], settings, 0)

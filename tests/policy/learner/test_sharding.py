@@ -333,11 +333,11 @@ def _wide(tiny: Tiny, tmp_path: Path) -> Path:
 def test_the_reference_uses_the_frozen_tower_of_the_policy(tiny: Tiny) -> None:
     rank = one_process(tiny.learner_settings(reference=True, freeze_vision=True, dtype="bfloat16"))
     try:
-        rank.refer_to(str(tiny.folder))
-        assert rank.reference is not None
-        assert rank.reference.visual is rank.policy.visual
-        assert {p.dtype for p in rank.reference.parameters()} == {torch.bfloat16}
-        assert not any(p.requires_grad for p in rank.reference.parameters())
+        rank.reference.load(str(tiny.folder))
+        assert rank.reference.policy is not None
+        assert rank.reference.policy.visual is rank.policy.visual
+        assert {p.dtype for p in rank.reference.policy.parameters()} == {torch.bfloat16}
+        assert not any(p.requires_grad for p in rank.reference.policy.parameters())
     finally:
         torch.distributed.destroy_process_group()
 

@@ -234,7 +234,7 @@ def test_the_divergence_of_an_answer_is_its_tokens_distance_from_the_reference(t
     data = tiny.token_batch(samples)
     batch, reads = batch_of(data, samples, 150), {"divergence", "score_square"}
     with one_rank(tiny, reference=True) as rank:
-        rank.refer_to(str(tiny.folder))
+        rank.reference.load(str(tiny.folder))
         first = answers(data, *read_answers(rank, data, PlainFrames(frames), batch.plans, 1.0, reads))
         before = rank.logprobs(data, PlainFrames(frames), batch.plans, 1.0)
         settings = UpdateSettings(objective=written(anchor="behavior", clipLow=1, clipHigh=10), learning_rate=1e-2)

@@ -63,7 +63,9 @@ def objective_of(algorithm: Algorithm, response_tokens: int) -> Objective:
 
 def _distillation(algorithm: Algorithm) -> Distillation | None:
     given = algorithm.distillation
-    return None if given is None else Distillation(given.kind, given.weight, given.rewards == "ignored")
+    if given is None:
+        return None
+    return Distillation(given.kind, given.weight, given.rewards == "ignored", given.top_k)
 
 
 def _loss(loss: Loss) -> tuple[str, dict[str, Any]]:

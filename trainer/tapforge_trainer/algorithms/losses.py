@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .corrections import WEIGHTS, Policies, correction
+from .distillation import Distillation
 from .loss_registry import loss as loss_by_name
 from .objective import KL, Aggregation, Counts, Objective
 from .tokens import LOG_RATIO_BOUND, TokenLoss, Tokens, exp, per_sequence
@@ -52,6 +53,7 @@ def policy_loss(
     behavior_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     teacher_logp: Tensor | None = None,
+    apart: Tensor | None = None,
     score: Tensor | None = None,
     entropy: Tensor | None = None,
     gathered: Mapping[str, Tensor] | None = None,
@@ -61,11 +63,11 @@ def policy_loss(
     """All tensors are [tokens]. `old_logp` None: those of `logp` itself. `behavior_logp` (the engine's) switches the
     importance weight on, if the objective has a cap, and is needed by the anchor `behavior` and by corrections;
     `ref_logp` is needed exactly when the objective's KL coefficient is not 0, `teacher_logp` when it has a
-    distillation; `score`, the returns of the tokens'
-    episodes, by losses that read them; `entropy`, with its gradient, when the objective has a bonus for it. `gathered`:
-    what parts of the objective decided over the whole optimizer step (`Objective.whole_step`); those that aren't in it
-    decide over these tokens, and draw from `seed`. `sequences`: their number, where it is known without reading
-    `sequence`, for which a GPU would be waited for."""
+    distillation, and `apart`, the divergence from the teacher with its gradient, when that is of the kind
+    `forward_kl`; `score`, the returns of the tokens' episodes, by losses that read them; `entropy`, with its
+    gradient, when the objective has a bonus for it. `gathered`: what parts of the objective decided over the whole
+    optimizer step (`Objective.whole_step`); those that aren't in it decide over these tokens, and draw from `seed`.
+    `sequences`: their number, where it is known without reading `sequence`, for which a GPU would be waited for."""
     if objective.kl_coefficient > 0.0 and ref_logp is None:
         raise ValueError(f"kl_coefficient is {objective.kl_coefficient}, but there is no ref_logp; load a reference")
     if objective.distillation is not None and teacher_logp is None:
@@ -137,7 +139,7 @@ def policy_loss(
         sums["kl_reference"] = (mean_share * kl(logp, reference, "k3")).sum().detach()
     if taught is not None and teacher is not None:
         if taught.kind != "k1":
-            distance = kl(logp, teacher, "k2" if taught.kind == "k2" else "k3_held")
+            distance = _distance(taught, logp, teacher, apart, counted)
             loss = loss + taught.weight * (share * distance).sum()
         # k1: single tokens that the teacher finds far likelier would decide over a mean of k3.
         sums["distillation_kl"] = (mean_share * kl(logp, teacher, "k1")).sum().detach()
@@ -153,6 +155,25 @@ def policy_loss(
         maxima["ratio_max"] = _largest(ratio, counted)
     sums = {name: value.detach() for name, value in (sums | shares | of_ratio).items()}
     return LossResult(loss, sums, maxima, frozenset({*of_ratio, "ratio_max"}))
+
+
+def _distance(taught: Distillation, logp: Tensor, teacher: Tensor, apart: Tensor | None, counted: Tensor) -> Tensor:
+    """[tokens]: from the teacher, with gradient."""
+    if taught.kind != "forward_kl":
+        return kl(logp, teacher, "k2" if taught.kind == "k2" else "k3_held")
+    if apart is None:
+        raise ValueError("the distillation is of the kind forward_kl, but there is no divergence from the teacher")
+    return torch.where(counted, _wide(apart), 0.0)
+
+
+def forward_kl(logp: Tensor, teacher: Tensor) -> Tensor:
+    """[tokens]: max(0, sum of t (log t - log p)) by log-probabilities [tokens, k] of the teacher's k likeliest tokens.
+    Not renormalised: where they are all tokens, it is KL(teacher || policy); else a sum below 0, which a policy that
+    finds them likelier than the teacher has, counts 0 and has no gradient. A token that may not be said (-inf by both)
+    adds nothing."""
+    said = torch.isfinite(teacher)
+    each = torch.where(said, teacher, 0.0).exp() * (torch.where(said, teacher, 0.0) - torch.where(said, logp, 0.0))
+    return torch.where(said, each, 0.0).sum(-1).clamp_min(0.0)
 
 
 def _gathered_here(

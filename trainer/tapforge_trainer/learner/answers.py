@@ -38,7 +38,7 @@ def read_answers(
         raise ValueError("values are asked for, but the learner was started without a critic")
     reference = None
     if "divergence" in reads:
-        with rank.referred() as policy:
+        with rank.reference.entered() as policy:
             reference = rank.read(policy, data, frames, plans, temperature)[0]
     return logp, reference, squared if squares else None, values[0] if "value" in reads else None
 

@@ -79,13 +79,15 @@ def batch_loss(
     chosen: np.ndarray,
     weight: Tensor,
     entropy: Tensor,
+    apart: Tensor | None = None,
     *,
     gathered: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
 ) -> Tensor:
     """`old` None: the weights are those that old log-probabilities are of, or none are needed. `compared`: the
-    samples' own log-probabilities are another policy's, and enter as anchor, weights and masks. `gathered`:
-    what was decided over the whole optimizer step (`statistics.py`); `seed`: the step's, for what isn't."""
+    samples' own log-probabilities are another policy's, and enter as anchor, weights and masks. `apart`: the
+    tokens' divergence from what the teacher finds likely, if the objective has one. `gathered`: what was decided
+    over the whole optimizer step (`statistics.py`); `seed`: the step's, for what isn't."""
 
     def here(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[chosen]).to(logp.device)
@@ -102,6 +104,7 @@ def batch_loss(
         behavior_logp=here(data.behavior) if compared else None,
         ref_logp=None if reference is None else here(reference),
         teacher_logp=None if teacher is None else here(teacher),
+        apart=apart,
         score=here(data.score),
         entropy=entropy,
         gathered={name: here(values) for name, values in (gathered or {}).items()},

@@ -212,7 +212,7 @@ def refer_to(rank: Rank, folder: str, store: str) -> None:
     fetched = bool(store) and not found.is_dir()
     if fetched:
         found = _reference(store, part, rank.settings.start_seconds)
-    rank.refer_to(str(found))
+    rank.reference.load(str(found))
     if store:  # all ranks know that, where the folder is they don't
         dist.barrier()
     if fetched:

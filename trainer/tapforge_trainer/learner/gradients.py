@@ -56,8 +56,8 @@ class Gradients:
         batch = MiniBatch(tuple(plans), Counts(float(weight.sum()), float(weight[first].sum())))
         metrics = UpdateMetrics()
         figures = DeviceFigures(metrics)
-        ((_, loss),) = self.rank.losses(data, self.frames, [batch], settings, figures)
-        self.rank.accumulate(data, self.frames, batch, settings, loss, metrics, figures)
+        ((_, loss, likely),) = self.rank.losses(data, self.frames, [batch], settings, figures)
+        self.rank.accumulate(data, self.frames, batch, settings, loss, metrics, figures, likely=likely)
         parts = []
         for parameter in self.rank.policy.parameters():
             if (grad := parameter.grad) is not None:
@@ -83,7 +83,7 @@ def gradients_of(settings: LearnerSettings, reference: str | None, frames: Frame
     rank = Rank(settings, 0, dist.HashStore())
     try:
         if reference is not None:
-            rank.refer_to(reference)
+            rank.reference.load(reference)
         yield Gradients(rank, Recorded(frames))
     finally:
         dist.destroy_process_group()

@@ -1,4 +1,5 @@
-"""Hidden states in, log-probability and entropy, or what else is asked for, of chosen tokens out: the head.
+"""Hidden states in, log-probability and entropy, or what else is asked for, of chosen tokens out: the head. Of a
+teacher also what it finds likely, and of its student how far it is from that.
 
 - Tokens that the policy may not say are masked out, logits are divided by the temperature, the rest is renormalised.
 - Logits are fp32 whatever the number format of hidden states and weight: rounded to bf16, those of 16 to 32 move by up
@@ -23,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tapforge_trainer.algorithms.losses import forward_kl
+
 from .linear import linear
 
 #: a token's second number beside its log-probability, over what may be said: the entropy, as a constant or with its
@@ -46,35 +49,56 @@ def token_logprobs(
     allowed: Tensor,
     temperature: float,
     beside: Beside = "entropy",
-) -> tuple[Tensor, Tensor]:
+    taught: tuple[Tensor, Tensor] | None = None,
+    likely: int = 0,
+) -> tuple[Tensor, ...]:
     """(log-probability, what `beside` says) [tokens] of `target` [tokens] by `hidden` [tokens, width].
-    `allowed` [vocabulary] bool."""
+    `allowed` [vocabulary] bool. With `taught`, a teacher's (ids, log-probabilities) [tokens, k], also the divergence
+    from them [tokens]; with `likely`, k, also the own ones [tokens, k] of the k likeliest tokens."""
     weight = head.weight
     step = max(1, LOGITS_AT_ONCE // weight.shape[0])
-    piece = partial(_piece, weight=weight, allowed=allowed, temperature=temperature, beside=beside)
+    piece = partial(_piece, weight=weight, allowed=allowed, temperature=temperature, beside=beside, likely=likely)
+    given = (hidden, target, *(taught or ()))
     if len(target) <= step:
-        return piece(hidden, target)
+        return piece(*given)
     parts = [
-        checkpoint(piece, hidden[i : i + step], target[i : i + step], use_reentrant=False)
+        checkpoint(piece, *(one[i : i + step] for one in given), use_reentrant=False)
         for i in range(0, len(target), step)
     ]
-    return torch.cat([logp for logp, _ in parts]), torch.cat([other for _, other in parts])
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def _piece(
-    hidden: Tensor, target: Tensor, weight: Tensor, allowed: Tensor, temperature: float, beside: Beside
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor,
+    target: Tensor,
+    *taught: Tensor,
+    weight: Tensor,
+    allowed: Tensor,
+    temperature: float,
+    beside: Beside,
+    likely: int,
+) -> tuple[Tensor, ...]:
     logits = _logits(hidden, weight)
     if temperature != 1.0:
         logits = logits / temperature
     # `where` and not addition: a banned token gets no gradient, and never -inf * 0.
     logits = torch.where(allowed, logits, float("-inf"))
     everything = torch.log_softmax(logits, dim=-1)
-    logp = -F.nll_loss(everything, target, reduction="none")
+    more: tuple[Tensor, ...] = ()
+    if taught:
+        # One look into all log-probabilities has one gradient of their size.
+        ids, teacher = taught
+        found = everything.gather(1, torch.cat([target.unsqueeze(1), ids], 1))
+        logp, more = found[:, 0].clone(), (forward_kl(found[:, 1:], teacher),)
+    else:
+        logp = -F.nll_loss(everything, target, reduction="none")
+    if likely:
+        own = everything.topk(likely)
+        more = (own.indices, own.values)
     with torch.set_grad_enabled(beside == "entropy_with_gradient" and torch.is_grad_enabled()):
         if beside == "squared":
-            return logp, (2.0 * everything).exp().sum(-1)
-        return logp, -(everything.exp() * torch.where(allowed, everything, 0.0)).sum(-1)
+            return logp, (2.0 * everything).exp().sum(-1), *more
+        return logp, -(everything.exp() * torch.where(allowed, everything, 0.0)).sum(-1), *more
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -177,12 +177,15 @@ class PackedPolicy(nn.Module):
         frames: Mapping[str, Patches] | None = None,
         temperature: float = 1.0,
         beside: head.Beside = "entropy",
+        taught: tuple[Tensor, Tensor] | None = None,
+        likely: int = 0,
     ) -> tuple[Tensor, ...]:
-        """(log-probability, what `beside` says) [response tokens] in the order of `batch.response`, and where there is
-        a critic, its values."""
+        """(log-probability, what `beside` says) [response tokens] in the order of `batch.response`, what the head has
+        of `taught` or `likely`, and where there is a critic, its values."""
         given = batch if isinstance(batch, Inputs) else self.inputs(batch, frames or {})
         hidden = self.hidden(given).index_select(0, given.predict)
-        found: tuple[Tensor, Tensor] = self.model.lm_head(hidden, given.target, self.allowed, temperature, beside)
+        found: tuple[Tensor, ...]
+        found = self.model.lm_head(hidden, given.target, self.allowed, temperature, beside, taught, likely)
         return found if self.critic is None else (*found, self.critic(hidden))
 
     def hidden(self, given: Inputs) -> Tensor:

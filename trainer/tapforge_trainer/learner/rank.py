@@ -15,13 +15,11 @@ Rules:
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,17 +35,17 @@ from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.frames.handles import FramesLost
 
 from ..placement.settings import LearnerSettings, UpdateSettings
-from . import lora
 from .age import compare_by_age
 from .batch_loss import DeviceFigures, batch_loss, imitation_loss
 from .batches import MicroBatch, MicroBatchPlan, TokenBatch, frames_of, micro_batch
-from .compared import compared_with
+from .compared import Reference, compared_with
 from .critic import critic_of
 from .families import ModelConfig, family_of
 from .flops import FlopCounter
 from .frame_source import FrameSource
 from .frame_store import FrameStore, Patches, PixelFormat
 from .head import Beside
+from .likely import Likely
 from .metrics import UpdateMetrics
 from .phase_clock import PhaseClock, peak_mib
 from .sharding import EngineWeights, SentWeights, load_policy, load_teacher, reshard
@@ -69,8 +67,9 @@ class MiniBatch:
 _Ready = tuple[MicroBatchPlan, MicroBatch, dict[str, Patches]]
 #: micro-batches that are made ready beyond the one that is being computed
 _AHEAD = 2
-#: (log-probabilities, indices of response tokens, weights, entropies) -> this rank's part of the global loss
-Loss = Callable[[Tensor, np.ndarray, Tensor, Tensor], Tensor]
+#: (log-probabilities, indices of response tokens, weights, entropies, and where a teacher's likeliest tokens are given
+#: the divergence from them) -> this rank's part of the global loss
+Loss = Callable[..., Tensor]
 
 
 class Rank:
@@ -90,12 +89,7 @@ class Rank:
         self.mesh = init_device_mesh(settings.device, (self.world,))
         self.form = PixelFormat.of_folder(Path(settings.model))
         self.policy, self.vocabulary = load_policy(settings, self.form, self.mesh)
-        #: the policy that the KL term pulls towards, once `refer_to` was called; with LoRA other adapters in the same
-        #: policy, at first those that it begins with
-        self.reference: PackedPolicy | None = None
-        self.first_adapters: dict[str, Tensor] = {}
-        if settings.reference and settings.lora is not None:
-            self.first_adapters = lora.values(self.policy.model)
+        self.reference = Reference(settings, self.form, self.mesh, self.policy)
         #: whose log-probabilities of the policy's tokens a distillation has
         self.teacher = load_teacher(settings, self.form, self.mesh)
         self.store = FrameStore(self.form)
@@ -118,32 +112,6 @@ class Rank:
         self.saving: Any = None  #: `rank_state.Saving`, from the first checkpoint on
         self.steps = 0  #: optimizer steps so far: what the warm-up counts
 
-    def refer_to(self, folder: str) -> None:
-        """From here on the KL term pulls towards the weights in `folder`, with LoRA the adapter in it."""
-        if self.settings.lora is not None:
-            self.first_adapters = lora.read(Path(folder), self.policy.model)
-            return
-        if self.reference is not None:  # its memory is free before the new one needs it: models hold cycles
-            self.reference = None
-            gc.collect()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-        settings = replace(self.settings, model=folder)
-        shared = self.policy if self.policy.freeze_vision else None
-        self.reference, _ = load_policy(settings, self.form, self.mesh, frozen=True, tower_of=shared)
-
-    @contextmanager
-    def referred(self) -> Iterator[Any]:
-        """What the KL term pulls towards."""
-        if self.reference is not None:
-            yield self.reference
-        elif self.first_adapters:
-            reshard(self.policy)
-            with lora.exchanged(self.policy.model, self.first_adapters):
-                yield self.policy
-        else:
-            raise ValueError("the objective has a KL term, but the learner was started without a reference")
-
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def update(
@@ -160,9 +128,10 @@ class Rank:
         metrics = UpdateMetrics()
         self.clock.read()  # what was computed since the last update
         figures = DeviceFigures(metrics)
-        for number, (batch, loss) in enumerate(self.losses(data, frames, batches, settings, figures)):
+        for number, (batch, loss, likely) in enumerate(self.losses(data, frames, batches, settings, figures)):
             newest, steps = version if number == 0 else None, len(batches)
-            self._step(data, frames, batch, settings, loss, metrics, figures, compare_with=newest, steps=steps)
+            given = (data, frames, batch, settings, loss, metrics, figures)
+            self._step(*given, compare_with=newest, steps=steps, likely=likely)
         return self._close(metrics)
 
     def losses(
@@ -172,8 +141,9 @@ class Rank:
         batches: Sequence[MiniBatch],
         settings: UpdateSettings,
         figures: DeviceFigures,
-    ) -> Iterator[tuple[MiniBatch, Loss]]:
-        """Mini-batches with their losses, which read the policy before a step. Raises FramesLost on all ranks."""
+    ) -> Iterator[tuple[MiniBatch, Loss, Likely | None]]:
+        """Mini-batches with their losses, which read the policy before a step, and with what a teacher finds likely.
+        Raises FramesLost on all ranks."""
         everything = [plan for batch in batches for plan in batch.plans]
         with self.clock.host("prepare"):
             self.agree_on(data, everything, frames)
@@ -184,14 +154,15 @@ class Rank:
         old = self.logprobs(data, frames, later, settings.temperature) if later else data.behavior
         compared = own or objective.anchor == "behavior"
         read = partial(self.read, data=data, frames=frames, plans=everything, temperature=settings.temperature)
-        reference, taught = compared_with(objective, self.referred, self.teacher, read)
+        beside = compared_with(objective, self.reference.entered, self.teacher, read, len(data.index))
         for number, batch in enumerate(batches):
             before = old if old_known(objective.anchor, own=own, first=number == 0) else None
             step = OptimizerStep(data, batch.plans, before, settings.seed * 1_000_003 + number)
             mine = partial(self.read, self.policy, data, frames, batch.plans, settings.temperature)
-            given = (data, before, reference, taught, objective, batch.counts, figures, len(batches), compared)
+            against = (data, before, beside.reference, beside.teacher)
+            given = (*against, objective, batch.counts, figures, len(batches), compared)
             found = gathered(objective, step, mine, self.world)
-            yield batch, partial(batch_loss, *given, gathered=found, seed=step.seed)
+            yield batch, partial(batch_loss, *given, gathered=found, seed=step.seed), beside.likely
 
     def supervised(
         self,
@@ -218,12 +189,11 @@ class Rank:
         loss: Loss,
         metrics: UpdateMetrics,
         figures: DeviceFigures,
-        *,
-        compare_with: int | None = None,
-        steps: int = 1,
+        **how: Any,
     ) -> None:
+        """`how`: as `accumulate` takes it."""
         started = time.perf_counter()
-        self.accumulate(data, frames, batch, settings, loss, metrics, figures, compare_with=compare_with, steps=steps)
+        self.accumulate(data, frames, batch, settings, loss, metrics, figures, **how)
         self._apply(settings, metrics)
         metrics.add("seconds", (time.perf_counter() - started) / self.world)
 
@@ -239,10 +209,11 @@ class Rank:
         *,
         compare_with: int | None = None,
         steps: int = 1,
+        likely: Likely | None = None,
     ) -> None:
         """Gradients of the whole batch, reduced over ranks, in `.grad`. `compare_with`: the version of the weights, by
         which tokens are compared with the log-probabilities that they were sampled with (`age.py`). `figures`: those of
-        `loss`, for `metrics`; `steps`: of the update."""
+        `loss`, for `metrics`; `steps`: of the update; `likely`: of a teacher, for `loss`."""
         self._drop_gradients()
         self.flops.begin()
         beside: Beside = "entropy_with_gradient" if settings.objective.entropy_bonus else "entropy"
@@ -250,13 +221,15 @@ class Rank:
             last = index + 1 == len(batch.plans)
             self.policy.set_requires_gradient_sync(last or self.settings.sharded_gradients)
             with self.clock.device("forward"):
-                logp, entropy, *values = self.policy(micro, shown, settings.temperature, beside)
                 chosen = micro.response
+                taught = None if likely is None else likely.at(chosen, self.device)
+                logp, entropy, *more = self.policy(micro, shown, settings.temperature, beside, taught)
+                apart = [] if taught is None else [more.pop(0)]
                 counted = torch.from_numpy(data.weight[chosen] * (0.0 if plan.padding else 1.0))
                 weight = counted.to(logp.device)
-                value = loss(logp, chosen, weight, entropy)
+                value = loss(logp, chosen, weight, entropy, *apart)
                 if self.critic is not None and data.target is not None:
-                    value = value + self.critic.loss(values[0], data, chosen, weight, batch.counts, figures, steps)
+                    value = value + self.critic.loss(more[0], data, chosen, weight, batch.counts, figures, steps)
             with self.clock.device("backward"):
                 (value * self.world).backward()
             if not plan.padding:
@@ -376,14 +349,19 @@ class Rank:
         plans: Sequence[MicroBatchPlan],
         temperature: float,
         beside: Beside = "entropy",
+        likely: Likely | None = None,
     ) -> np.ndarray:
         """Log-probabilities, what `beside` says, and where there is a critic its values, each [response tokens] of all
-        samples; nan where another rank has it."""
+        samples; nan where another rank has it. `likely`, which is empty, is filled."""
         result = np.full((2 if policy.critic is None else 3, len(data.index)), np.nan, np.float32)
         with torch.no_grad():
             for plan, micro, shown in self._micro_batches(data, plans, frames):
                 with self.clock.device("forward"):
-                    found = torch.stack(policy(micro, shown, temperature, beside))
+                    k = 0 if likely is None else likely.ids.shape[1]
+                    logp, other, *more = policy(micro, shown, temperature, beside, likely=k)
+                if likely is not None:
+                    likely.put(micro.response, more.pop(0), more.pop(0))
+                found = torch.stack([logp, other, *more])
                 if not plan.padding or np.isnan(result[:, micro.response]).any():
                     result[:, micro.response] = found.float().cpu().numpy()
         reshard(policy)

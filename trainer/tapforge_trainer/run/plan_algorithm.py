@@ -60,7 +60,8 @@ def _distilled(run: TrainingRun) -> str:
         return ""
     where = "added to advantages" if taught.kind == "k1" else "in the loss"
     alone = ", rewards ignored" if taught.rewards == "ignored" else ""
-    return f", distillation {taught.weight:g} ({taught.kind}) {where}{alone}"
+    kind = f"forward_kl over {taught.top_k} tokens" if taught.kind == "forward_kl" else taught.kind
+    return f", distillation {taught.weight:g} ({kind}) {where}{alone}"
 
 
 def _loss(run: TrainingRun) -> str:
