@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw
 from tapforge_api import dump_set, load, to_yaml
 from tapforge_envs.protocol import Outcome, Reason, Task
 from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.recording.learner_tokens import LearnerTokens
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
 
@@ -60,10 +61,11 @@ def make_run(folder: Path, shape: Shape, seed: int = 0) -> Path:
     (folder / "spec.yaml").write_text(to_yaml(dump_set(run)))
     frames = screens(shape.screens, shape.width, shape.height, seed)
     rng, rates = Random(seed), []
-    pool = answers(shape, seed)
+    pool, numbers = answers(shape, seed), np.random.default_rng(seed)
     recorder = Recorder(folder / "rollout")
     for update in range(1, shape.updates + 1):
         wins: list[bool] = []
+        learned: list[LearnerTokens] = []
         left = shape.episodes - (update - 1) * shape.group * shape.groups
         for number in range(min(shape.groups, math.ceil(left / shape.group))):
             group = made_group(rng, shape, update, (update - 1) * shape.groups + number, frames, pool)
@@ -71,6 +73,8 @@ def make_run(folder: Path, shape: Shape, seed: int = 0) -> Path:
                 recorder.episode(episode, {name: frames[name] for name in episode.frames})
                 wins.append(episode.outcome is Outcome.SUCCESS)
             recorder.group(group)
+            learned += [learner_tokens(numbers, episode) for episode in group.episodes]
+        recorder.learner_tokens(update, learned)
         recorder.sync()
         rates.append(sum(wins) / len(wins))
     recorder.close()
@@ -172,6 +176,13 @@ def _step(rng: Random, shape: Shape, episode: str, index: int, screen: str, upda
         replace(generation, versions=versions), text, action,
         None if action else "no tool call in the answer", 0.0, "", 0.4 + rng.random(), 0.2 + rng.random(),
     )  # fmt: skip
+
+
+def learner_tokens(rng: np.random.Generator, episode: EpisodeRecord) -> LearnerTokens:
+    """Of an episode that an update trained on; engine and learner hardly differ."""
+    steps = tuple((step.index, len(step.generation.ids)) for step in episode.steps)
+    count = sum(tokens for _, tokens in steps)
+    return LearnerTokens(episode.id, steps, rng.normal(0, 1e-3, count), rng.exponential(0.3, count))
 
 
 def _measured(folder: Path, name: str, shape: Shape, chance: float, frames: dict[str, FittedFrame], seed: int) -> None:

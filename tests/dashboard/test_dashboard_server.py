@@ -96,6 +96,14 @@ async def test_everything_is_answered(page, session, runs):
         assert answer.content_type == "image/png" and (await answer.read()).startswith(b"\x89PNG")
     _, whole = await get(session, f"{api}/step", **named, step="1")
     assert len(whole["answer"]["tokens"]) == 4 and whole["answer"]["tokens"][0]["text"] is not None
+    assert whole["answer"]["learned"] == 1 and whole["not_learned"] == ""
+    for token in whole["answer"]["tokens"]:
+        assert token["learner_logprob"] == token["logprob"] - token["gap"] and 0 < abs(token["gap"]) < 0.01
+        assert token["entropy"] > 0
+    measured = {"recording": "evaluation/before-sampled", "name": "before-sampled-000000.0.0"}
+    _, unlearned = await get(session, f"{api}/step", **measured, step="0")
+    assert unlearned["answer"]["learned"] is None and "entropy" not in unlearned["answer"]["tokens"][0]
+    assert unlearned["not_learned"].endswith("are not recorded: no update trains on a measurement.")
     assert whole["state"]["state_key"] and whole["prompt"][-1] == {"frame": whole["frames"][0]}
     _, group = await get(session, f"{api}/group", recording="rollout", name="g1-000001")
     assert len(group["episodes"]) == 8

@@ -32,6 +32,11 @@ async def page(made: Path, tmp_path: Path) -> AsyncIterator[Tab]:
         yield page
 
 
+#: by what the tokens of an answer are coloured
+COLOURS = "[...document.querySelectorAll('select')].find((one) => one.options[0].value === 'logprob')"
+MODES = "logprob learner entropy gap version"
+
+
 async def go(page: Tab, address: str, ready: str) -> None:
     await page.value(f"location.hash = {address!r}")
     await page.until(f"!{MAIN}.hasAttribute('aria-busy') && ({ready})")
@@ -39,6 +44,13 @@ async def go(page: Tab, address: str, ready: str) -> None:
 
 async def shot(page: Tab, tmp_path: Path, name: str) -> None:
     await page.screenshot(Path(os.environ.get("TAPFORGE_SHOTS", tmp_path)) / f"{name}.png")
+
+
+async def coloured(page: Tab, mode: str) -> str:
+    """The colours of an answer's tokens."""
+    await page.value(f"(() => {{ const s = {COLOURS}; s.value = '{mode}'; s.dispatchEvent(new Event('change')); }})()")
+    each = "getComputedStyle(one).backgroundColor"
+    return await page.value(f"[...document.querySelectorAll('.token')].map((one) => {each}).join()")
 
 
 def text(selector: str) -> str:
@@ -102,12 +114,24 @@ async def test_the_page(page: Tab, tmp_path: Path):
     assert "Step 0" in await page.value(text("h1"))
     await page.key("ArrowRight")
     await page.until(f"{text('h1')}.includes('Step 1')")
+    assert "log-probability was" in await page.value(text(".learned"))
+    assert await page.value(f"[...{COLOURS}.options].map((one) => one.value).join(' ').startsWith('{MODES}')")
+    shown = {mode: await coloured(page, mode) for mode in MODES.split()}
+    assert len(set(shown.values())) == 5, shown
+    said = await page.value("document.querySelector('.token').title")
+    for words in ("learner's log-probability", "engine \N{MINUS SIGN} learner", "entropy"):
+        assert words in said
+    await coloured(page, "entropy")
     await shot(page, tmp_path, "step")
     # The address alone leads there, in a browser that was nowhere before.
     address = await page.value("location.href")
     await page.call("Page.navigate", url="about:blank")
     await page.call("Page.navigate", url=address)
     await page.until(f"{text('h1')} && {text('h1')}.includes('Step 1')")
+
+    await go(page, "#/run/made/step/evaluation%2Fbefore-sampled/before-sampled-000000.0.0/0", text(".learned"))
+    assert "no update trains on a measurement" in await page.value(text(".learned"))
+    assert await page.value(f"{COLOURS}.value") == "logprob", "there is no entropy here"
 
     # A screen of 1080x2400 is shown whole, and as large as it is.
     await go(page, "#/run/phone", "!document.querySelector('progress') && document.querySelector('.kinds')")

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from tapforge_trainer.cluster.storage import FencedOut, Holder, RunStorageError,
 from tapforge_trainer.judges.journal import VERDICTS, VerdictJournal, Written
 from tapforge_trainer.judges.verdicts import Verdict
 from tapforge_trainer.learner.checkpoint_storage import CheckpointFolder
+from tapforge_trainer.recording.learner_tokens import LearnerTokenReader, LearnerTokens
 from tapforge_trainer.recording.reader import Recording, RecordingError
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.records import EpisodeRecord
@@ -201,9 +203,13 @@ def test_what_a_former_attempt_goes_on_writing_is_not_in_the_recording(tmp_path:
             name, "g1-000001", task, 0, "local-0", 7, Reason.DONE, Outcome.SUCCESS, 1.0, "", (), started=1.0, ended=2.0
         )
 
+    def learned(name: str) -> LearnerTokens:
+        return LearnerTokens(name, ((0, 1),), np.zeros(1), np.zeros(1))
+
     first = _begin(tmp_path, 1) / "tiny"
     old = Recorder(first / "rollout")
     old.episode(episode("before"), {})
+    old.learner_tokens(1, [learned("before")])
     events = telemetry.Telemetry(first, telemetry.ProgressView("tiny", 3))
     events.event("update", update=1)
     (first / ".lock").write_text("17")
@@ -217,8 +223,10 @@ def test_what_a_former_attempt_goes_on_writing_is_not_in_the_recording(tmp_path:
     going_on.put(Written("after", "after", "e", None, verdict))
     new = Recorder(second / "rollout")
     new.episode(episode("after"), {})
+    new.learner_tokens(2, [learned("after")])
     for late in ("late-0", "late-1"):
         old.episode(episode(late), {})
+        old.learner_tokens(3, [learned(late)])
     events.event("update", update=2)
     journal.put(Written("late", "late", "e", None, verdict))
     journal.close()
@@ -228,6 +236,8 @@ def test_what_a_former_attempt_goes_on_writing_is_not_in_the_recording(tmp_path:
     new.close()
     events.close()
     assert [record.id for record in Recording(second / "rollout").episodes()] == ["before", "after"]
+    reader = LearnerTokenReader(second / "rollout")
+    assert [name for name in ("before", "after", "late-0", "late-1") if reader.find(name)] == ["before", "after"]
     assert (second / telemetry.EVENTS).read_text().count("update") == 2, "the event's name and its figure"
     assert [line.key for line in VerdictJournal(second / VERDICTS).of("e")] == ["before", "after"]
     assert not (second / ".lock").exists()

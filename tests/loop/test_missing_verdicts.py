@@ -15,7 +15,7 @@ def rollout_of(counts: RewardCounts, **rewards):
     spec = SimpleNamespace(rewards=Rewards.model_validate(rewards))
     context = SimpleNamespace(run=SimpleNamespace(spec=spec), judge_budget=JudgeBudget())
     scheduler = SimpleNamespace(rewards=counts)
-    return _Rollout(context, SimpleNamespace(update=3), scheduler, *[None] * 5)
+    return _Rollout(context, SimpleNamespace(update=3), scheduler, *[None] * 6)
 
 
 def test_too_many_missing_verdicts_stop_the_run_once_their_update_is_written_down():

@@ -20,6 +20,7 @@ from tapforge_trainer.data.folder import DataFolder
 from tapforge_trainer.data.imitation import ImitationData
 from tapforge_trainer.learner.frame_store import PixelFormat, decode
 from tapforge_trainer.loggers.figures import figures_of, meaning
+from tapforge_trainer.recording.learner_tokens import LearnerTokenReader
 from tapforge_trainer.records import EpisodeRecord
 from tapforge_trainer.telemetry.throughput import PHASES
 
@@ -230,6 +231,36 @@ def test_engine_and_learner_agree(trained: Run) -> None:
         assert event["learner"]["gap_mean"] <= event["learner"]["gap"] and event["learner"]["gap_alarm"] == 0
     # on the tokens that the learner's very weights sampled
     assert updates[0]["learner"]["kl_age_0"] < 1e-6
+
+
+def test_every_trained_token_has_the_learner_s_log_probability_and_entropy(trained: Run) -> None:
+    """Those of an update whose weights sampled the tokens are the engine's, within the bound of a sync's proof."""
+    updates = trained.events("update")
+    reader, groups = LearnerTokenReader(trained.folder / "rollout"), trained.recording("rollout").groups()
+    consumed = {name: event for event in updates for name in event["consumed"]["groups"]}
+    tokens = dict.fromkeys((1, 2), 0)
+    entropies: dict[int, list[float]] = {1: [], 2: []}
+    for group in groups:
+        for episode in group.episodes:
+            found = reader.find(episode.id)
+            if found is None:  # its group has no variance, or its update never came
+                continue
+            update, learner = found
+            assert consumed[group.id]["update"] == update and learner.episode == episode.id
+            assert [step for step, _ in learner.steps] == [step.index for step in episode.steps]
+            for step in episode.steps:
+                gaps, spread = learner.of_step(step.index) or ([], [])
+                assert len(gaps) == len(spread) == len(step.generation.ids)
+                if set(step.generation.versions) == {group.version} and update == 1:
+                    assert max(map(abs, gaps)) < 1e-4
+                assert all(value >= 0 for value in spread)
+                entropies[update] += spread
+                tokens[update] += len(gaps)
+    assert tokens == {event["update"]: event["response_tokens"] for event in updates}
+    assert all(tokens.values())
+    for event in updates:
+        mean = sum(entropies[event["update"]]) / tokens[event["update"]]
+        assert mean == pytest.approx(event["learner"]["entropy"], rel=1e-3)
 
 
 def test_a_complete_run_says_so_and_starts_nothing(trained: Run, tmp_path: Path) -> None:

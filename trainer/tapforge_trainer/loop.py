@@ -27,6 +27,7 @@ from .batch import BatchRules, answers_of, build_batch, replayed_samples
 from .frames.handles import BatchFrames, FramesLost
 from .learner.checkpoint_storage import FencedOut
 from .recording.frames import RecordedFrames
+from .recording.queue import RecordWriter
 from .recording.reader import FRAMES
 from .records import Facts, GroupRecord, Sample, Sampling
 from .rewards.agreement import agreement, pairs_of
@@ -101,7 +102,8 @@ async def _reinforce(context: RunContext, progress: Progress) -> None:
                 frames = BatchFrames(held, rollout.recorded)
                 try:
                     async with rollout.learning() as learner:
-                        metrics |= await learner.update(samples, frames, settings, progress.version)
+                        keep = partial(rollout.recorder.learner_tokens, progress.update)
+                        metrics |= await learner.update(samples, frames, settings, progress.version, keep)
                         progress.version += 1
                 except FramesLost as lost:
                     rollout.put_back(groups, lost)
@@ -187,6 +189,7 @@ class _Rollout:
     context: RunContext
     progress: Progress
     scheduler: Scheduler
+    recorder: RecordWriter
     tasks: TaskSource
     #: the recording's folder of frames
     recorded: Path
@@ -350,7 +353,8 @@ async def _rollout(context: RunContext, progress: Progress) -> AsyncIterator[_Ro
         spec.seed,
         replayable(progress, folder),
     )
-    rollout = _Rollout(context, progress, scheduler, tasks, recorded, Counters(progress), StallMonitor(), replay)
+    counters = Counters(progress)
+    rollout = _Rollout(context, progress, scheduler, recorder, tasks, recorded, counters, StallMonitor(), replay)
     try:
         try:
             with suppress(Interrupted):

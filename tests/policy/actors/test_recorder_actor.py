@@ -28,6 +28,7 @@ from tapforge_trainer.recording.actor import (
     _born,
     _packed,
 )
+from tapforge_trainer.recording.learner_tokens import LearnerTokenReader, LearnerTokens
 from tapforge_trainer.recording.reader import Recording, RecordingError
 from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import EpisodeRecord, Generation, GroupRecord, StepRecord
@@ -75,6 +76,8 @@ async def test_frames_by_reference_and_at_hand_are_recorded(process: RecorderPro
         writer.episode(result)
         writer.group(GroupRecord(result.record.group, number, TASK, 0, (result.record,)), None)
         results.append(result.record)
+    name, numbers = results[0].id, np.array([0.5, -0.25])
+    writer.learner_tokens(3, [LearnerTokens(name, ((0, 1), (1, 1)), numbers, numbers)])
     async with asyncio.timeout(60):
         await writer.flush()
     recording = Recording(tmp_path / "rollout")
@@ -83,6 +86,8 @@ async def test_frames_by_reference_and_at_hand_are_recorded(process: RecorderPro
     for number, record in enumerate(results):
         assert {name: recording.frames.frame(name) for s in record.steps for name in s.frames} == frames_of(number)
     assert writer.in_flight == 0
+    update, learner = LearnerTokenReader(tmp_path / "rollout").find(name) or (0, None)
+    assert update == 3 and learner is not None and learner.of_step(1) == ([-0.25], [-0.25])
     async with asyncio.timeout(60):
         await writer.close()
         again = await process(tmp_path / "rollout", Retention("none"))

@@ -205,3 +205,23 @@ async def test_two_ranks_learn_the_same_from_sequences(tiny: Tiny, fresh: Learne
     one = await asyncio.to_thread(alone)
     for key in ("policy_loss", "gradient_norm"):
         assert figures[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), key
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_update_says_what_it_computed_of_each_token(tiny: Tiny, fresh: Learner) -> None:
+    """In joined steps, behind a prompt that episodes share, and on two ranks: as the learner reads each step alone."""
+    shots = [frame(96, 160, 5), frame(128, 64, 6)]
+    samples = group(tiny, [episode(tiny, f"e{k}", 1 + k % 3, 10 + k, shots) for k in range(5)])
+    joined, frames = sequences(samples), {shot.name: shot for shot in shots}
+    assert [len(one.spans) for one in joined] == [1, 2, 3, 1, 2]
+    alone = await fresh.logprobs(samples, at_hand(samples, frames))
+    settings, kept = UpdateSettings(objective=Objective(), learning_rate=1e-3, off_policy=True), []
+    figures = await fresh.update(joined, at_hand(joined, frames), settings, 1, kept.extend)
+    numbers = {(one.episode, step): one.of_step(step) for one in kept for step, _ in one.steps}
+    assert numbers.keys() == {(one.episode, one.spans[0].step) for one in samples}
+    entropies = []
+    for one, expected in zip(samples, alone, strict=True):
+        gaps, spread = numbers[one.episode, one.spans[0].step]
+        assert np.subtract(one.spans[0].logprobs, gaps) == pytest.approx(expected, abs=1e-5)
+        entropies += spread
+    assert np.mean(entropies) == pytest.approx(figures["entropy"], rel=1e-5)

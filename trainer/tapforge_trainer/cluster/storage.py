@@ -32,6 +32,7 @@ from typing import Final
 
 from ..judges.journal import VERDICTS
 from ..learner.checkpoint_storage import FencedOut, Holder
+from ..recording.learner_tokens import LEARNER
 from ..recording.reader import FRAMES, RECORDS
 from ..recording.segments import open_for_appending
 from ..run.assembly import SetupError
@@ -40,7 +41,7 @@ from ..telemetry.telemetry import EVENTS
 __all__ = ["FencedOut", "Holder", "RunStorageError", "folder_of", "newest", "take_over"]
 
 #: files that are appended to, wherever they are below an attempt's folder; of those in segments the newest
-_APPENDED: Final = (RECORDS.stem, EVENTS, VERDICTS)
+_APPENDED: Final = (RECORDS.stem, LEARNER.stem, EVENTS, VERDICTS)
 _LOCK: Final = ".lock"
 #: an earlier release's has no time
 _FOLDER: Final = re.compile(r"(attempt|taking)-(\d{8})(?:-(\d{13,}))?")

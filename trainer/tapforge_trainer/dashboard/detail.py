@@ -12,6 +12,7 @@ from typing import Any
 
 from tapforge_envs.protocol import Outcome
 
+from ..recording.learner_tokens import LearnerTokens
 from ..records import EpisodeRecord, StepRecord
 from ..viewer.gesture import gesture_of
 from .credits import StepCredit
@@ -104,17 +105,25 @@ def verdicts(episode: EpisodeRecord, place: int) -> list[dict[str, Any]]:
     ]
 
 
-def answer_json(step: StepRecord, texts: Callable[[Sequence[int]], list[str] | None]) -> dict[str, Any]:
-    """The tokens of an answer with what was recorded of each. `texts`: of ids, one by one; None: no tokenizer."""
+def answer_json(
+    step: StepRecord,
+    texts: Callable[[Sequence[int]], list[str] | None],
+    learner: tuple[int, LearnerTokens] | None = None,
+) -> dict[str, Any]:
+    """The tokens of an answer with what was recorded of each. `texts`: of ids, one by one; None: no tokenizer.
+    `learner`: the update that trained on the episode, and what the learner computed in it."""
     g = step.generation
     found = texts(list(g.ids))
-    return {
-        "tokens": [
-            {"id": id, "text": found[n] if found else None, "logprob": g.logprobs[n], "version": g.versions[n]}
-            for n, id in enumerate(g.ids)
-        ],
-        "finish": g.finish_reason,
-    }
+    tokens: list[dict[str, Any]] = [
+        {"id": id, "text": found[n] if found else None, "logprob": g.logprobs[n], "version": g.versions[n]}
+        for n, id in enumerate(g.ids)
+    ]
+    update, numbers = (learner[0], learner[1].of_step(step.index)) if learner else (None, None)
+    if numbers is None or len(numbers[0]) != len(tokens):
+        return {"tokens": tokens, "finish": g.finish_reason, "learned": None}
+    for token, gap, entropy in zip(tokens, *numbers, strict=True):
+        token |= {"gap": gap, "learner_logprob": token["logprob"] - gap, "entropy": entropy}
+    return {"tokens": tokens, "finish": g.finish_reason, "learned": update}
 
 
 def in_order(episodes: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:

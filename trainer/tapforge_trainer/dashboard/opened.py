@@ -20,9 +20,10 @@ from PIL import Image
 
 from ..frames.frame import FrameError
 from ..recording.frames import FrameStore
+from ..recording.learner_tokens import LearnerTokenReader
 from ..recording.reader import FRAMES, RecordingError
 from ..records import EpisodeRecord
-from ..run.folder import run_of
+from ..run.folder import ROLLOUT, run_of
 from ..viewer.letters import letters_of
 from . import query
 from .comparison import TaskResult, results
@@ -49,6 +50,7 @@ class OpenRun:
         self._index: Index | None = None
         self._crediting: Crediting | None = None
         self._texts = Texts(folder, self.run)
+        self._learner = LearnerTokenReader(folder / ROLLOUT)
         self._stores: dict[str, FrameStore] = {}
         self._sizes: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._facets: tuple[int, dict[str, Any]] = (-1, {})
@@ -75,6 +77,7 @@ class OpenRun:
         per_update = self.run.spec.rollout.groups_per_update
         try:
             changed = self._index.refresh(per_update, events.version_before)
+            self._learner.refresh()
             self._crediting.begins = events.begins()
             last = events.update
             while not self._index.closing and self._crediting.write_next(last, per_update):
@@ -205,6 +208,8 @@ class OpenRun:
         step = record.steps[number]
         letters = letters_of(self._members(recording, record), self._states)
         credit = self._credits_of(facts, record.id).get((record.id, step.index))
+        learner = self._learner.find(name, facts["update"]) if recording == ROLLOUT else None
+        answer = answer_json(step, self._texts.each, learner)
         found = step_json(record, number, partial(self.size, recording), credit, letters)
         g = step.generation
         return {
@@ -215,7 +220,8 @@ class OpenRun:
             },
             "prompt": self._texts.prompt(list(g.prompt_ids), list(step.frames)),
             "prompt_length": g.prompt_length,
-            "answer": answer_json(step, self._texts.each),
+            "answer": answer,
+            "not_learned": self._not_learned(recording, answer),
             "no_tokenizer": self._texts.why,
             "no_advantage": self._credits().rules.why,
             "state": {
@@ -284,6 +290,17 @@ class OpenRun:
         if not found:
             raise NotThere(f"{recording} has no episode {name!r}, or it is not read yet")
         return query.as_row(found[0])
+
+    def _not_learned(self, recording: str, answer: Mapping[str, Any]) -> str:
+        """Why an answer has no numbers of the learner; "": it has them."""
+        if answer["learned"] is not None or not answer["tokens"]:
+            return ""
+        why = "no update has trained on this answer"
+        if recording != ROLLOUT:
+            why = "no update trains on a measurement"
+        elif not self._learner.exists:
+            why = "an earlier version wrote this recording, or no update has trained yet"
+        return f"The learner's log-probabilities and entropies are not recorded: {why}."
 
     def _members(self, recording: str, record: EpisodeRecord) -> list[EpisodeRecord]:
         return read_episodes(self._opened(), recording, self._opened().members(recording, record.group))

@@ -2,7 +2,7 @@
 
 A GPU computes while the host queues what comes next. Each number that is read of it makes the host wait until the GPU
 has come as far, and the GPU then waits for the host. So figures stay where they are computed (`DeviceFigures`) until
-the backward pass is queued as well, and are read together with the log-probabilities.
+the backward pass is queued as well, and are read together with the log-probabilities and entropies of the tokens.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class DeviceFigures:
     def top(self, name: str, value: Tensor) -> None:
         self._maxima.append((name, value))
 
-    def read(self, logp: Tensor) -> np.ndarray:
-        """Waits for the device, once. Returns `logp` [tokens] on the host."""
+    def read(self, logp: Tensor, entropy: Tensor) -> np.ndarray:
+        """Waits for the device, once. Returns both, [2, tokens], on the host."""
         found = [value for _, value, _ in self._sums] + [value for _, value in self._maxima]
-        joined = torch.cat([logp.detach().float(), *(value.detach().float().reshape(1) for value in found)])
-        values = joined.cpu().numpy()
-        scalars = values[len(logp) :].tolist()
+        tokens = [logp.detach().float(), entropy.detach().float()]
+        values = torch.cat([*tokens, *(value.detach().float().reshape(1) for value in found)]).cpu().numpy()
+        scalars = values[2 * len(logp) :].tolist()
         for name, _, steps in self._sums:
             self._metrics.add(name, scalars.pop(0) / steps)
         for name, _ in self._maxima:
             self._metrics.top(name, scalars.pop(0))
         self._sums, self._maxima = [], []
-        return values[: len(logp)]
+        return values[: 2 * len(logp)].reshape(2, -1)
 
 
 def imitation_loss(

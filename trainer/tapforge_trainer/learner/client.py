@@ -36,6 +36,7 @@ from .frame_source import StoredFrames
 from .frame_store import PixelFormat
 from .metrics import UpdateMetrics, summary
 from .planning import padding_share, plan_samples
+from .token_readings import KeepTokens, by_episode, merged
 from .work import SampleWork
 
 if TYPE_CHECKING:
@@ -205,28 +206,36 @@ class Learner:
         self.stage = ""
 
     async def update(
-        self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings, version: int
+        self,
+        samples: Sequence[Sample],
+        frames: BatchFrames,
+        settings: UpdateSettings,
+        version: int,
+        keep_tokens: KeepTokens | None = None,
     ) -> dict[str, float]:
-        """`version` is that of the learner's weights before the update. Returns the update's metrics. Raises
-        FramesLost, after which another update may be made."""
-        return await self._learn(samples, frames, settings, version)
+        """`version` is that of the learner's weights before the update. Returns the update's metrics; `keep_tokens`
+        gets what the ranks computed of its tokens. Raises FramesLost, after which another update may be made."""
+        figures, found = await self._learn(samples, frames, settings, version)
+        if keep_tokens is not None:
+            keep_tokens(await asyncio.to_thread(by_episode, samples, [one.tokens for one in found if one.tokens]))
+        return figures
 
     async def supervised(
         self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings
     ) -> dict[str, float]:
         """Learns the samples' response tokens by cross-entropy, weighted by their spans' weights."""
-        return await self._learn(samples, frames, settings, None)
+        return (await self._learn(samples, frames, settings, None))[0]
 
     async def _learn(
         self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings, version: int | None
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], list[UpdateMetrics]]:
         started = time.perf_counter()
         job, padding = await asyncio.to_thread(self._prepare, samples, frames, settings)
         prepared = time.perf_counter() - started
         found: list[UpdateMetrics] = await self._all("update", job, settings, version)
         figures = summary(found, time.perf_counter() - started, padding)
         figures["seconds_prepare"] = prepared + figures.get("seconds_prepare", 0.0)
-        return figures
+        return figures, found
 
     def _prepare(self, samples: Sequence[Sample], frames: BatchFrames, settings: UpdateSettings) -> tuple[Any, float]:
         """A reference to the job, and its share of padding. In a thread: a full object store lets it wait."""
@@ -263,8 +272,8 @@ class Learner:
         """Log-probabilities of each sample's response tokens under the learner's weights. `masked`: over the tokens
         that the policy may say; else over the whole vocabulary. `deadline`: as of `run`."""
         data, job = await asyncio.to_thread(self._to_read, samples, frames)
-        merged = _merged(await self._all("logprobs", job, temperature, masked, deadline=deadline))
-        return [tuple(merged[data.sample == k].tolist()) for k in range(len(samples))]
+        logprobs = merged(await self._all("logprobs", job, temperature, masked, deadline=deadline))
+        return [tuple(logprobs[data.sample == k].tolist()) for k in range(len(samples))]
 
     async def answers(
         self, samples: Sequence[Sample], frames: BatchFrames, temperature: float, reads: Collection[str]
@@ -273,7 +282,7 @@ class Learner:
         FramesLost."""
         data, job = await asyncio.to_thread(self._to_read, samples, frames)
         found = await self._all("answers", job, temperature, reads)
-        return by_step(samples, answers(data, *map(_merged, zip(*found, strict=True))))
+        return by_step(samples, answers(data, *map(merged, zip(*found, strict=True))))
 
     async def keep(self, frames: BatchFrames) -> BatchFrames:
         """The same frames in the object store, for several updates."""
@@ -342,14 +351,6 @@ class Learner:
             if isinstance(error.cause, FramesLost):
                 raise error.cause from None
             raise LearnerError(f"{method} failed on a rank: {reason(error)}") from error
-
-
-def _merged(of_ranks: Sequence[Any]) -> Any:
-    """What each rank has of all tokens, nan where another one has it. None: it was not asked for."""
-    merged = of_ranks[0]
-    for other in of_ranks[1:]:
-        merged = None if merged is None else np.where(np.isnan(merged), other, merged)
-    return merged
 
 
 async def _all_of(references: Sequence[Any]) -> list[Any]:

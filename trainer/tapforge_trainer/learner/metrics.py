@@ -14,21 +14,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .age import of_ages
+from .token_readings import TokenReadings
 
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """What a rank saw. `sums` add up over ranks, of `maxima` the largest counts."""
+    """What a rank saw. `sums` add up over ranks, of `maxima` the largest counts. `tokens`: None: they aren't kept."""
 
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
+    tokens: TokenReadings | None = None
 
     def add(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def top(self, name: str, value: float) -> None:
         self.maxima[name] = max(self.maxima.get(name, value), value)
+
+    def keep(self, chosen: np.ndarray, found: np.ndarray) -> None:
+        if self.tokens is not None:
+            self.tokens.keep(chosen, found)
 
 
 def summary(ranks: Sequence[UpdateMetrics], seconds: float, padding: float) -> dict[str, float]:

@@ -50,6 +50,7 @@ from .metrics import UpdateMetrics
 from .phase_clock import PhaseClock, peak_mib
 from .sharding import EngineWeights, SentWeights, load_policy, load_teacher, reshard
 from .statistics import OptimizerStep, gathered
+from .token_readings import TokenReadings
 
 if TYPE_CHECKING:
     from .packed import PackedPolicy
@@ -125,7 +126,7 @@ class Rank:
         """One optimizer step per mini-batch. Old log-probabilities are the engine's where those are the truth (one
         step, newest weights, nothing to correct); else the learner's before the first step: for that one those of its
         own pass, detached; for later ones computed beforehand. With the anchor `behavior` there are none."""
-        metrics = UpdateMetrics()
+        metrics = UpdateMetrics(tokens=TokenReadings())
         self.clock.read()  # what was computed since the last update
         figures = DeviceFigures(metrics)
         for number, (batch, loss, likely) in enumerate(self.losses(data, frames, batches, settings, figures)):
@@ -232,18 +233,18 @@ class Rank:
                     value = value + self.critic.loss(more[0], data, chosen, weight, batch.counts, figures, steps)
             with self.clock.device("backward"):
                 (value * self.world).backward()
-            if not plan.padding:
-                figures.add("entropy", (entropy.detach() * weight).sum())
-            mine = figures.read(logp)
+            figures.add("entropy", (entropy.detach() * weight).sum())
+            mine = figures.read(logp, entropy)
             metrics.add("positions", micro.tokens)
             if plan.padding:
                 continue
+            metrics.keep(chosen, mine)
             metrics.add("tokens", micro.tokens)
             metrics.add("response_tokens", len(chosen))
             metrics.add("flops", self.flops.passes(micro.lengths, len(chosen), shown, micro.before))
             metrics.add("weight", float(counted.sum()))
             if compare_with is not None:
-                compare_by_age(mine, data, chosen, compare_with, metrics.add)
+                compare_by_age(mine[0], data, chosen, compare_with, metrics.add)
 
     def _micro_batches(
         self, data: TokenBatch, plans: Sequence[MicroBatchPlan], frames: FrameSource

@@ -23,7 +23,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from ..attempt import EpisodeResult
 from ..frames.handles import FrameHandle
 from ..placement.actors import reason
 from ..records import EpisodeRecord, EpisodeRewards, GroupRecord
+from .learner_tokens import LearnerTokens
 from .reader import RecordingError
 from .recorder import Recorder
 from .retention import Retention
@@ -93,6 +94,10 @@ class RecorderActor:
     def group(self, folder: str, record: GroupRecord, dropped: str | None) -> None:
         with self._recorder(folder) as recorder:
             recorder.group(record, dropped)
+
+    def learner_tokens(self, folder: str, update: int, episodes: Sequence[LearnerTokens]) -> None:
+        with self._recorder(folder) as recorder:
+            recorder.learner_tokens(update, episodes)
 
     def sync(self, folder: str) -> None:
         with self._recorder(folder) as recorder:
@@ -201,6 +206,9 @@ class RemoteRecording:
         # The steps of its episodes came before it.
         episodes = tuple(replace(episode, steps=()) for episode in record.episodes)
         self._put(_Call("group", (replace(record, episodes=episodes), dropped)))
+
+    def learner_tokens(self, update: int, episodes: Sequence[LearnerTokens]) -> None:
+        self._put(_Call("learner_tokens", (update, episodes)))
 
     async def flush(self) -> None:
         await self._done("sync")

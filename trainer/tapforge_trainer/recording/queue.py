@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ..attempt import EpisodeResult
 from ..records import EpisodeRewards, GroupRecord
+from .learner_tokens import LearnerTokens
 from .recorder import Recorder
 from .retention import Retention
 
@@ -28,6 +29,9 @@ class RecordWriter(Protocol):
 
     def group(self, record: GroupRecord, dropped: str | None) -> None:
         """Its episodes came before it."""
+
+    def learner_tokens(self, update: int, episodes: Sequence[LearnerTokens]) -> None:
+        """Of episodes that an update trained on."""
 
     async def flush(self) -> None:
         """Returns when everything that came before would survive a power failure, or after the failure was reported."""
@@ -76,6 +80,9 @@ class RecordingQueue:
 
     def group(self, record: GroupRecord, dropped: str | None) -> None:
         self._put(partial(self._recorder.group, record, dropped))
+
+    def learner_tokens(self, update: int, episodes: Sequence[LearnerTokens]) -> None:
+        self._put(partial(self._recorder.learner_tokens, update, episodes))
 
     async def flush(self) -> None:
         if self._error is not None:

@@ -2,6 +2,7 @@
 
     FOLDER/rollout-000001.jsonl, ...     append-only, a new one from 64 MiB on; beside each its index (`segments.py`)
     FOLDER/frames/                       `frames.py`
+    FOLDER/learner-000001.jsonl, ...     `learner_tokens.py`
 
 Promises:
 1. An episode is written as one block (its frames first, then the UI trees that its segment doesn't have yet, its steps,
@@ -11,7 +12,8 @@ Promises:
 3. What is read (`reader.py`) is what was written; half an episode at the end is cut off by the next writer and said.
 4. A full disk is an error that names the path; what was written before stays readable.
 5. The recording is at most `Retention.max_bytes` large after `sync`, but for what is spared: packs of frames are
-   removed first, then segments of records, the oldest first, and of neither the newest.
+   removed first, then segments of the learner's tokens, then segments of records, the oldest first, and of none the
+   newest.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ..frames.frame import FittedFrame
 from ..records import EpisodeRecord, EpisodeRewards, GroupRecord
 from .frames import FrameWriter
+from .learner_tokens import LEARNER, LearnerTokens, block
 from .lines import encode_episode, encode_group, encode_rewards, encode_step, encode_ui_tree
 from .reader import FRAMES, RECORDS, Recording, RecordingError
 from .retention import Retention
@@ -52,6 +55,9 @@ class Recorder:
         self._retention = retention or Retention()
         self._spared = spared
         self._too_large = False
+        self._segment_bytes = self._retention.segment_bytes(segment_bytes)
+        #: of the learner's tokens, once there are any: measurements have none
+        self._learner: SegmentWriter | None = None
         #: names of the UI trees that this recorder wrote into the newest segment
         self._trees: set[str] = set()
         try:
@@ -59,7 +65,7 @@ class Recorder:
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir(exist_ok=True)
             self._frames = FrameWriter(folder / FRAMES, self._retention)
-            self._records = SegmentWriter(folder, RECORDS, self._retention.segment_bytes(segment_bytes))
+            self._records = SegmentWriter(folder, RECORDS, self._segment_bytes)
         except OSError as error:
             raise self._failure(error) from error
 
@@ -100,6 +106,17 @@ class Recorder:
         line = encode_group(record, dropped)
         self._append(line, Entry("group", record.id, 0, len(line), {"order": record.order}))
 
+    def learner_tokens(self, update: int, episodes: Sequence[LearnerTokens]) -> None:
+        """What the learner computed of the episodes that an update trained on."""
+        self._begin()
+        try:
+            if self._learner is None:
+                self._learner = SegmentWriter(self._folder, LEARNER, self._segment_bytes)
+            self._learner.room()
+            self._learner.append(*block(update, episodes))
+        except OSError as error:
+            raise self._failure(error, self._learner.path if self._learner else None) from error
+
     def sync(self) -> None:
         """Waits until all that was written would survive a power failure."""
         if self._records.closed:
@@ -107,6 +124,8 @@ class Recorder:
         try:
             self._frames.sync()
             self._records.sync()
+            if self._learner is not None:
+                self._learner.sync()
             if self._retention.max_bytes is not None:
                 self._prune(self._retention.max_bytes)
         except OSError as error:
@@ -118,6 +137,8 @@ class Recorder:
         finally:
             self._frames.close()
             self._records.close()
+            if self._learner is not None:
+                self._learner.close()
 
     def _begin(self) -> None:
         if self._records.closed:
@@ -144,6 +165,10 @@ class Recorder:
         for number in self._frames.full_packs():
             if self._frames.drop(number, frames) and self._size() <= most:
                 return
+        for number in LEARNER.numbers(self._folder)[:-1]:
+            LEARNER.drop(self._folder, number)
+            if self._size() <= most:
+                return
         for number in RECORDS.numbers(self._folder)[:-1]:
             if not any(entry.name in found for entry in RECORDS.entries(self._folder, number)):
                 RECORDS.drop(self._folder, number)
@@ -159,7 +184,8 @@ class Recorder:
             )
 
     def _size(self) -> int:
-        return self._frames.size() + sum(RECORDS.size(self._folder, n) for n in RECORDS.numbers(self._folder))
+        segments = [(series, number) for series in (RECORDS, LEARNER) for number in series.numbers(self._folder)]
+        return self._frames.size() + sum(series.size(self._folder, number) for series, number in segments)
 
     def _failure(self, error: OSError, path: Path | None = None) -> RecordingError:
         path = path or (self.path if hasattr(self, "_records") else self._folder)

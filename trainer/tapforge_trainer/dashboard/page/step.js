@@ -9,34 +9,59 @@ let zoom = 'fit', colouring = 'logprob', gesture = true;
 
 const probability = (logprob) => `${(100 * Math.exp(logprob)).toPrecision(3)} %`;
 
-/** A colour of a token: the less probable, the stronger; or its policy's version; or its step's advantage. */
-function tint(token, step, versions) {
-  if (colouring === 'version') return versions.length > 1
+/** A colour of a token: the less probable or the less certain, the stronger; engine and learner that differ; its
+ * policy's version; its step's advantage. */
+function tint(mode, token, step, versions) {
+  const shade = (colour, share) => `color-mix(in srgb, var(${colour}) ${Math.min(75, share)}%, transparent)`;
+  if (mode === 'version') return versions.length > 1
     ? `hsl(${(versions.indexOf(token.version) * 137) % 360} 70% 50% / 0.28)` : 'transparent';
-  if (colouring === 'advantage') {
+  if (mode === 'advantage') {
     const a = step.credit ? step.credit.advantage : 0;
-    const side = a > 0 ? 'var(--good)' : 'var(--bad)';
-    return `color-mix(in srgb, ${side} ${Math.min(60, Math.abs(a) * 25)}%, transparent)`;
+    return shade(a > 0 ? '--good' : '--bad', Math.min(60, Math.abs(a) * 25));
   }
-  return `color-mix(in srgb, var(--c3) ${Math.min(75, 25 * Math.sqrt(Math.max(0, -token.logprob)))}%, transparent)`;
+  if (mode === 'entropy') return shade('--c4', 40 * Math.sqrt(Math.max(0, token.entropy)));
+  if (mode === 'gap') return shade(token.gap > 0 ? '--c0' : '--c2', 75 * Math.sqrt(Math.abs(token.gap)));
+  return shade('--c3', 25 * Math.sqrt(Math.max(0, -(mode === 'learner' ? token.learner_logprob : token.logprob))));
+}
+
+function figures(token, n) {
+  const said = [`token ${n}, id ${token.id}`,
+    `log-probability ${number(token.logprob, 4)} (${probability(token.logprob)})`];
+  if (token.gap !== undefined) said.push(
+    `learner's log-probability ${number(token.learner_logprob, 4)} (${probability(token.learner_logprob)})`,
+    `engine − learner ${number(token.gap, 3)}`, `entropy ${number(token.entropy, 3)}`);
+  return [...said, `policy version ${token.version}`].join('\n');
+}
+
+/** What the learner computed of an answer, in a sentence. */
+function learned({ tokens, learned: update }) {
+  const mean = (of) => tokens.reduce((total, one) => total + of(one), 0) / tokens.length;
+  const at = tokens.reduce((most, one, n) => (Math.abs(one.gap) > Math.abs(tokens[most].gap) ? n : most), 0);
+  return `Update ${update} trained on it: the learner's log-probability was `
+    + `${number(mean((one) => one.learner_logprob) * tokens.length, 4)} in all, the mean entropy `
+    + `${number(mean((one) => one.entropy), 3)} nats; engine and learner differed by `
+    + `${number(mean((one) => Math.abs(one.gap)), 3)} per token, most at token ${at} (${number(tokens[at].gap, 3)}).`;
 }
 
 function answer(step) {
   const { tokens } = step.answer, versions = [...new Set(tokens.map((one) => one.version))];
   const body = h('p', { class: 'tokens' }), sum = tokens.reduce((total, one) => total + one.logprob, 0);
-  const draw = () => put(body, tokens.map((token, n) => h('span', {
-    class: 'token', id: `token-${n}`, tabindex: 0, style: { background: tint(token, step, versions) },
-    title: [`token ${n}, id ${token.id}`,
-      `log-probability ${number(token.logprob, 4)} (${probability(token.logprob)})`,
-      `policy version ${token.version}`].join('\n'),
+  const modes = [['logprob', 'log-probability'],
+    ...(step.answer.learned !== null ? [['learner', "learner's log-probability"], ['entropy', 'entropy'],
+      ['gap', 'engine − learner']] : []),
+    ['version', 'policy version'], ...(step.credit ? [['advantage', 'advantage']] : [])];
+  const draw = (mode) => put(body, tokens.map((token, n) => h('span', {
+    class: 'token', id: `token-${n}`, tabindex: 0, style: { background: tint(mode, token, step, versions) },
+    title: figures(token, n),
   }, token.text ?? `⟨${token.id}⟩`)));
-  draw();
-  const modes = [['logprob', 'log-probability'], ['version', 'policy version'],
-    ...(step.credit ? [['advantage', 'advantage']] : [])];
-  return card('Answer', {}, pick('Colour by', modes, colouring, (value) => { colouring = value; draw(); }), body,
+  const chosen = modes.some(([name]) => name === colouring) ? colouring : 'logprob';  // this answer may lack it
+  draw(chosen);
+  return card('Answer', {}, pick('Colour by', modes, chosen, (value) => { colouring = value; draw(value); }), body,
     h('p', { class: 'quiet' },
       `${tokens.length} tokens, log-probability ${number(sum, 4)} in all; ended by ${step.finish}. `,
       'Hover or focus a token for its figures.'),
+    step.answer.learned !== null && tokens.length ? h('p', { class: 'quiet learned' }, learned(step.answer))
+      : step.not_learned ? h('p', { class: 'quiet learned' }, step.not_learned) : null,
     step.no_tokenizer ? h('p', { class: 'quiet' }, step.no_tokenizer) : null,
     step.parse_error ? h('p', { class: 'alarm' }, `Not an action: ${step.parse_error}`) : null,
     h('h3', {}, 'Read as'), h('pre', {}, step.action ? JSON.stringify(step.action, null, 1) : 'no action'),
