@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner
 from load.made_run import Shape, make_run
+from PIL import Image
 
 from tapforge_envs.serving.page_site import CannotListen
 from tapforge_trainer.cli.main import cli
@@ -270,6 +271,16 @@ async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path, m
         code, words = await asyncio.to_thread(said, *view, asked)
         assert code == 2 and message in words, words
     assert "an export is of one run" in said("view", "--serve", "--export", target)[1]
+
+    # As an animated picture: the first of the same selection, with its three steps.
+    for ending in (".gif", ".webp"):
+        picture = target.with_suffix(ending)
+        asked = ("view", runs / "one", "--export", picture, "--where", address.removesuffix("&limit=4"))
+        assert await asyncio.to_thread(said, *asked) == (0, f"{picture}: 1 of {listed['total']} episodes\n")
+        with Image.open(picture) as shown:
+            assert (shown.format, shown.n_frames) == (ending[1:].upper(), 3)
+    code, words = await asyncio.to_thread(said, *view, address, "--seconds-per-step", "1")
+    assert code == 2 and "are of a .gif or .webp" in words
 
 
 def said(*words: str | Path) -> tuple[int, str]:

@@ -32,12 +32,24 @@ _RUNS = Path("runs")
     show_envvar=True,
 )
 @click.option("--json", "as_json", is_flag=True, help="with --serve: say the address in one line of JSON")
-@click.option("--export", "target", metavar="FILE", type=LOCAL_PATH, help="write episodes of RUN as one page, and end")
+@click.option(
+    "--export",
+    "target",
+    metavar="FILE",
+    type=LOCAL_PATH,
+    help="write episodes of RUN as one page, or one of them as an animated picture (FILE.gif, FILE.webp), and end",
+)
 @click.option(
     "--where",
     metavar="WORDS",
     default="",
     help="with --export: which episodes, as the page's address has it, such as 'outcome=failure&sort=-advantage'",
+)
+@click.option(
+    "--seconds-per-step", type=click.FloatRange(0.1, 60), help="of an animated picture  [default: 2]", metavar="SECONDS"
+)
+@click.option(
+    "--font", type=LOCAL_PATH, metavar="FILE", help="of an animated picture: a .ttf, .otf or .ttc with your characters"
 )
 def view(
     folders: tuple[Path, ...],
@@ -48,12 +60,14 @@ def view(
     as_json: bool,
     target: Path | None,
     where: str,
+    seconds_per_step: float | None,
+    font: Path | None,
 ) -> None:
     """Look at runs: RUN is the folder of one, or, with --serve, of several (default: runs).
 
     Without --serve, write curve.png and replay.html of each RUN again, from its recording."""
-    if target is not None or where:
-        _export(folders, serve, target, where)
+    if target is not None or where or seconds_per_step is not None or font is not None:
+        _export(folders, serve, target, where, seconds_per_step, font)
         return
     if serve:
         serve_page(folders or (_RUNS,), host, port, token, as_json)
@@ -68,20 +82,33 @@ def view(
                 click.echo(path)
 
 
-def _export(folders: tuple[Path, ...], serve: bool, target: Path | None, where: str) -> None:
+def _export(
+    folders: tuple[Path, ...], serve: bool, target: Path | None, where: str, seconds: float | None, font: Path | None
+) -> None:
     from ..dashboard.export import export, words_of
     from ..dashboard.query import BadQuery
     from ..dashboard.stored import NotThere
+    from ..viewer.animation import FORMATS, SECONDS, FontUnreadable, Style
 
     if target is None or serve or len(folders) != 1:
         raise click.UsageError("an export is of one run: tapforge view RUN --export FILE [--where WORDS]")
+    kind = FORMATS.get(target.suffix.lower())
+    if kind is None and (seconds is not None or font is not None):
+        raise click.UsageError(f"--seconds-per-step and --font are of a .gif or .webp, and {target} will be a page")
+    style = kind and Style(kind, seconds or SECONDS, font)
     try:
         with as_message(), saying(f"reading the recording in {folders[0]}"):
-            found = export(folders[0], words_of(where))
-            target.write_text(found.html, encoding="utf-8")
-    except (BadQuery, NotThere) as error:
+            found = export(folders[0], words_of(where), style)
+            target.write_bytes(found.data)
+    except (BadQuery, FontUnreadable, NotThere) as error:
         raise Wrong(str(error)) from error
     click.echo(f"{target}: {found.episodes} of {found.total} episodes")
+    if found.lacks:
+        click.echo(
+            f"{len(found.lacks)} characters are drawn as boxes, such as {found.lacks[0]!r}: "
+            "name a font that has them by --font",
+            err=True,
+        )
 
 
 def serve_page(folders: tuple[Path, ...], host: str, port: int, token: str = "", as_json: bool = False) -> None:

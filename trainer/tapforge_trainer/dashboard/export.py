@@ -1,6 +1,6 @@
-"""A selection of a run's episodes as one file: the page of `replay.html`, with the episodes that a question finds.
+"""A selection of a run's episodes as one file: the page of `replay.html`, or an animated picture (`animation.py`).
 
-The question is the one of the list (`query.py`), so what the page shows filtered and sorted is what its file holds.
+The question is the one of the list (`query.py`), so what the page shows filtered and sorted is what the file holds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 from ..batch import Credit
+from ..recording.frames import FrameStore
 from ..recording.reader import RecordingError
 from ..records import EpisodeRecord, GroupRecord
+from ..viewer.animation import Style, animate
 from ..viewer.recorded import from_any
 from ..viewer.replay import Replay, replay_html
 from .opened import OpenRun
@@ -27,16 +29,20 @@ USUAL: Final = 30
 MOST: Final = 100
 #: screens after which no further episode is begun: of a hundred long ones the file would be larger than a browser opens
 MOST_SCREENS: Final = 1000
+#: the same of an animated picture, of which each screen is shown for seconds
+MOST_PICTURES: Final = 100
 #: words that choose nothing
 _NO_CHOICE: Final = ("limit", "offset", "token")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    html: str
+    data: bytes
     #: episodes in it, and found in all
     episodes: int
     total: int
+    #: characters that the font of an animated picture lacks
+    lacks: str = ""
 
 
 def words_of(address: str) -> list[tuple[str, str]]:
@@ -51,21 +57,56 @@ def words_of(address: str) -> list[tuple[str, str]]:
     return parse_qsl(words, keep_blank_values=True)
 
 
-def exported(run: OpenRun, words: Iterable[tuple[str, str]]) -> Exported:
-    """Raises NotThere where no episode is like that, BadQuery, RecordingError."""
-    asked = list(words)
-    number = next((value for name, value in reversed(asked) if name == "limit"), str(USUAL))
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The episodes of a question, by group, in the order of the list."""
+
+    groups: list[GroupRecord]
+    credits: list[Credit]
+    stores: list[FrameStore]
+    total: int
+    #: what was asked for, in words
+    chosen: str
+
+    @property
+    def episodes(self) -> int:
+        return sum(len(group.episodes) for group in self.groups)
+
+
+def exported(run: OpenRun, words: Iterable[tuple[str, str]], style: Style | None = None) -> Exported:
+    """As a page, or with `style` as an animated picture. Raises NotThere where no episode is like that, BadQuery,
+    RecordingError, FontUnreadable."""
+    if style is not None:
+        found = _found(run, list(words), 1, MOST_PICTURES)
+        episodes = [episode for group in found.groups for episode in group.episodes]
+        made = animate(episodes, from_any(found.stores), style)
+        return Exported(made.data, found.episodes, found.total, made.lacks)
+    found = _found(run, list(words), USUAL, MOST_SCREENS)
+    replay = Replay(
+        f"{run.folder.resolve().name}: {found.episodes} of {found.total} episodes",
+        from_any(found.stores),
+        groups=found.groups,
+        credits=found.credits,
+        lossy=next((store.lossy for store in found.stores if store.lossy), ""),
+        max_groups=len(found.groups),
+        selection=found.chosen,
+    )
+    return Exported(replay_html(replay).encode(), found.episodes, found.total)
+
+
+def _found(run: OpenRun, asked: Sequence[tuple[str, str]], usual: int, most_screens: int) -> _Found:
+    number = next((value for name, value in reversed(asked) if name == "limit"), str(usual))
     most = str(min(MOST, int(number))) if number.isascii() and number.isdecimal() else number  # that is refused
     found = run.episodes([*(pair for pair in asked if pair[0] != "limit"), ("limit", most)])
     if not (rows := found["episodes"]):
         raise NotThere("no episode is like that, or it is not read yet")
     groups: list[GroupRecord] = []
     credits: list[Credit] = []
-    episodes, screens = 0, set[str]()
+    screens = set[str]()
     for (recording, group), some in groupby(rows, key=lambda row: (row["recording"], row["group"])):
         records = []
         for row in some:
-            if len(screens) >= MOST_SCREENS:
+            if len(screens) >= most_screens:
                 break
             record, of_steps = run.record(recording, row["name"])
             screens |= {step.frames[-1] for step in record.steps if step.frames}
@@ -76,18 +117,12 @@ def exported(run: OpenRun, words: Iterable[tuple[str, str]]) -> Exported:
         if not records:
             break
         groups.append(_group(f"{recording}/{group}", len(groups), records))
-        episodes += len(records)
-    title = f"{run.folder.resolve().name}: {episodes} of {found['total']} episodes"
-    chosen = " and ".join(f"{name} {value}" for name, value in asked if name not in _NO_CHOICE and value) or "all"
     stores = run.stores({row["recording"] for row in rows})
-    lossy = next((store.lossy for store in stores if store.lossy), "")
-    replay = Replay(
-        title, from_any(stores), groups=groups, credits=credits, lossy=lossy, max_groups=len(groups), selection=chosen
-    )
-    return Exported(replay_html(replay), episodes, found["total"])
+    chosen = " and ".join(f"{name} {value}" for name, value in asked if name not in _NO_CHOICE and value) or "all"
+    return _Found(groups, credits, stores, found["total"], chosen)
 
 
-def export(folder: Path, words: Iterable[tuple[str, str]]) -> Exported:
+def export(folder: Path, words: Iterable[tuple[str, str]], style: Style | None = None) -> Exported:
     """Of a run's folder, whose recording is read into its index before. Raises as `exported`, and
     ConfigurationError."""
     run = OpenRun(folder)
@@ -97,7 +132,7 @@ def export(folder: Path, words: Iterable[tuple[str, str]]) -> Exported:
             pass
         if run.trouble:
             raise RecordingError(run.trouble)
-        return exported(run, words)
+        return exported(run, words, style)
     finally:
         run.close()
 

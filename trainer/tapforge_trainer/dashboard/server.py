@@ -118,7 +118,7 @@ class Server:
             "Content-Disposition": f'attachment; filename="{name}-episodes.html"',
             "Content-Security-Policy": "sandbox",
         }
-        return web.Response(text=found.html, content_type="text/html", headers=headers)
+        return web.Response(body=found.data, content_type="text/html", charset="utf-8", headers=headers)
 
     def _add(self, app: web.Application, path: str, answer: Callable[[OpenRun, web.Request], Any]) -> None:
         async def handler(request: web.Request) -> web.Response:
