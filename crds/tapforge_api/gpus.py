@@ -2,7 +2,8 @@
 
 - Apart, each learner rank has a GPU of its own, and each engine `tensorParallel` of one node.
 - Colocated, every rank shares its GPU with an engine's: as many as there are ranks.
-- Each replica of one of `spec.models` has `tensorParallel` GPUs of one node for itself.
+- Each replica of one of `spec.models` that a judge asks has `tensorParallel` GPUs of one node for itself. A run starts
+  no others; `tapforge collect` counts those that it serves (`models_gpus_error`).
 - A node is a Pod of `spec.cluster`, or the machine itself where there is no cluster.
 - A Pod has the whole GPUs that the limits of Ray's container name (`nvidia.com/gpu`, `amd.com/gpu`), or `num-gpus` of
   its rayStartParams. Those of other containers are not Ray's.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from .cluster import RAY, ClusterSpec, Head, RayContainer, Workers
+from .models import ServedModel, models_asked
 from .template import Resources
 from .training_run import TrainingRunSpec
 
@@ -27,7 +29,11 @@ _GIVEN: Final = "num-gpus"
 def gpus_needed(spec: TrainingRunSpec) -> int:
     engines = spec.engine.replicas * spec.engine.tensor_parallel
     policy = engines if spec.placement.mode == "colocated" else spec.learner.ranks + engines
-    return policy + sum(model.gpus for model in spec.models)
+    return policy + sum(model.gpus for model in _beside(spec))
+
+
+def _beside(spec: TrainingRunSpec) -> tuple[ServedModel, ...]:
+    return models_asked(spec.models, spec.rewards, spec.stages)
 
 
 def gpus_offered(cluster: ClusterSpec) -> tuple[int, ...]:
@@ -49,7 +55,8 @@ def gpus_error(spec: TrainingRunSpec, nodes: Sequence[int], where: str) -> str |
     ranks, replicas, parallel = spec.learner.ranks, spec.engine.replicas, spec.engine.tensor_parallel
     needed, there = gpus_needed(spec), sum(nodes)
     engines = f"engine.replicas ({replicas})" + (f" x engine.tensorParallel ({parallel})" if parallel > 1 else "")
-    beside = "".join(f" and model {m.name} ({m.replicas} x {m.tensor_parallel})" for m in spec.models)
+    models = _beside(spec)
+    beside = "".join(f" and {_named(model)}" for model in models)
     if there < needed:
         if spec.placement.mode == "colocated":
             return f"{engines}{beside} need {needed} GPUs, but {where} {there}"
@@ -64,13 +71,33 @@ def gpus_error(spec: TrainingRunSpec, nodes: Sequence[int], where: str) -> str |
             f"{replicas} engines; lower engine.tensorParallel, or take nodes with more GPUs"
         )
     pieces = [(parallel, "an engine")] * replicas
-    pieces += [(model.tensor_parallel, f"model {model.name}") for model in spec.models for _ in range(model.replicas)]
-    if spec.models and (lacks := _lacking(pieces, nodes)):
+    pieces += _pieces(models)
+    if models and (lacks := _lacking(pieces, nodes)):
         return (
             f"{engines}{beside} need their GPUs by node, but {where} {each} by node: {lacks} finds no room; lower a "
             "tensorParallel, or take nodes with more GPUs"
         )
     return None
+
+
+def models_gpus_error(models: Sequence[ServedModel], nodes: Sequence[int], where: str) -> str | None:
+    """The same for models that are served without the run's policy."""
+    if not (lacks := _lacking(_pieces(models), nodes)):
+        return None
+    served, each = " and ".join(map(_named, models)), ", ".join(str(gpus) for gpus in nodes if gpus) or "none"
+    needed = sum(model.gpus for model in models)
+    return (
+        f"{served} need {needed} GPUs, but {where} {each} by node: {lacks} finds no room; lower a tensorParallel or "
+        "replicas, or take a machine with more GPUs"
+    )
+
+
+def _named(model: ServedModel) -> str:
+    return f"model {model.name} ({model.replicas} x {model.tensor_parallel})"
+
+
+def _pieces(models: Sequence[ServedModel]) -> list[tuple[int, str]]:
+    return [(model.tensor_parallel, f"model {model.name}") for model in models for _ in range(model.replicas)]
 
 
 def _lacking(pieces: Sequence[tuple[int, str]], nodes: Sequence[int]) -> str:

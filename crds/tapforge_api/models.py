@@ -1,7 +1,8 @@
 """Models that a run serves beside its policy: by name, on GPUs of their own, and never trained.
 
-Judges name them in place of an endpoint. Each replica is an OpenAI-compatible server that the run starts, watches and
-starts again; only the run's own processes may ask it.
+Judges name them in place of an endpoint, and `tapforge collect` has one as its teacher. Each replica is an
+OpenAI-compatible server that the run, or the command, starts, watches and starts again; only its own processes may ask
+it. A run starts the models that judges ask, and no others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ ServedName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z](
 class ServedModel(Spec):
     """A model that the run serves beside its policy, with the weights that it has."""
 
-    name: ServedName = Field(description="name by which judges ask it: their `model`, without `url`")
+    name: ServedName = Field(
+        description="name by which judges ask it (their `model`, without `url`), and `tapforge collect --teacher`"
+    )
     source: ModelSource = Field(description="weights; exactly one member. Quantized ones need GPUs")
     replicas: Annotated[int, Field(ge=1, le=256)] = Field(1, description="servers, each with the whole model")
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs that share the model of a server")
@@ -75,6 +78,7 @@ def models_named(models: Sequence[ServedModel], rewards: Rewards, stages: Sequen
     return own_models((rewards, *(stage.rewards for stage in stages))).keys() <= {model.name for model in models}
 
 
-def models_asked(models: Sequence[ServedModel], rewards: Rewards, stages: Sequence[Stage]) -> bool:
-    """Whether every model is named by a judge."""
-    return {model.name for model in models} <= own_models((rewards, *(stage.rewards for stage in stages))).keys()
+def models_asked(models: Sequence[ServedModel], rewards: Rewards, stages: Sequence[Stage]) -> tuple[ServedModel, ...]:
+    """Those that judges ask, in any stage: a run starts no others."""
+    asked = own_models((rewards, *(stage.rewards for stage in stages)))
+    return tuple(model for model in models if model.name in asked)

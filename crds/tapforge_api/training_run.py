@@ -28,7 +28,7 @@ from .learning import (
 )
 from .loggers import Logging
 from .model import Model
-from .models import ServedModel, models_asked, models_named
+from .models import ServedModel, models_named
 from .recording import Recording
 from .rewards import Rewards
 from .run_status import TrainingRunStatus
@@ -96,7 +96,9 @@ class TrainingRunSpec(Spec):
     rollout: Rollout = Field(Rollout(), description="how episodes are played")
     rewards: Rewards = Field(Rewards(), description="what an episode is worth, and how its success is known")
     models: Annotated[tuple[ServedModel, ...], Field(max_length=8), Keyed("name")] = Field(
-        (), description="models that the run serves beside its policy, for judges; they are never trained"
+        (),
+        description="models that are served beside the policy and never trained: a run serves those that its judges "
+        "ask, `tapforge collect` its teacher",
     )
     algorithm: Algorithm = Field(Algorithm(), description="how episodes become gradients")
     learner: Learner = Field(Learner(), description="the optimizer's side")
@@ -198,12 +200,6 @@ class TrainingRunSpec(Spec):
             message="a judge's model without url must be the name of one of models: give it a url, or add the model",
             cel="!" + _of_all_judges("!has(m.url) && !self.models.exists(e, e.name == m.model)"),
             holds=lambda o: models_named(o.models, o.rewards, o.stages),
-        ),
-        Rule(
-            message="models must each be the `model` of a judge without url: one that is asked by no judge would hold "
-            "its GPUs for nothing",
-            cel="self.models.all(e, " + _of_all_judges("!has(m.url) && m.model == e.name") + ")",
-            holds=lambda o: models_asked(o.models, o.rewards, o.stages),
         ),
         *(_enough_slots(name) for name in ("pool", "own_pool")),
     )

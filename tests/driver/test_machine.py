@@ -156,6 +156,18 @@ def test_models_of_a_run_count_with_its_gpus(gpus, nodes, parallel, models, need
     assert words in found if words else found is None, found
 
 
+def test_a_teacher_that_no_judge_asks_counts_where_it_is_served():
+    served = [{"name": n, "source": {"tiny": {}}, "replicas": r} for n, r in (("large", 1), ("small", 3))]
+    run = run_of(cluster=None, models=served)
+    large, small = run.spec.models
+    assert gpus_needed(run.spec) == 2 and device_of(run, WORKSTATION, in_cluster=False) == "cuda"
+    one = Machine(16, 1)  # no room for ranks and engines, which `collect` doesn't start
+    assert device_of(run, one, in_cluster=False, models=[large]) == "cuda"
+    with pytest.raises(NoDevice, match=r"model small \(3 x 1\) need 3 GPUs, but this machine has 2 by node"):
+        device_of(run, WORKSTATION, in_cluster=False, models=[small])
+    assert device_of(run, LAPTOP, in_cluster=False, models=[small]) == "cpu"
+
+
 def test_a_plan_refuses_what_does_not_fit_the_clusters_pods(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(to_yaml(dump_set(run_of(gpus=4, replicas=1, learner={"ranks": 4}, engine={"replicas": 2}))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -31,7 +32,7 @@ async def test_each_change_is_a_phase_and_a_failure_is_nobody_s_business(tmp_pat
         return answers.pop(0)
 
     with closing(Telemetry(tmp_path, ProgressView("desk", 1), Console(quiet=True))) as telemetry:
-        async with waiting_shown(telemetry, waiting, seconds=0.001):
+        async with waiting_shown(partial(telemetry.phase, stage="Loading"), waiting, seconds=0.001):
             await asyncio.wait_for(all_asked.wait(), 30)
         assert telemetry.view.stage == "Loading"
     phases = [event["text"] for event in read_events(tmp_path) if event["event"] == "phase"]

@@ -1,5 +1,6 @@
 """From a teacher to a trained model on the simulated phone, by the commands of docs/data.md: a teacher plays, its
-successes are imitated, and reinforcement goes on from there. Each step is measured on the same held-out tasks."""
+successes are imitated, and reinforcement goes on from there. Each step is measured on the same held-out tasks. What has
+been imitated is then a teacher itself, one that the command serves."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import pytest
 from whole import Command, Run, tapforge
 
 from tapforge_envs.protocol import Outcome
-from tapforge_trainer.model_source.tiny_base import base_folder
+from tapforge_trainer.data.folder import DataFolder
+from tapforge_trainer.model_source.tiny_base import base_folder, judge_folder
 from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.statistics import Gain, gain
 
@@ -31,6 +33,13 @@ spec:
   evaluation: {episodes: 100, greedy: false, baselines: false}
   checkpoints: {everyUpdates: 100, export: false}
   stop: {maxUpdates: 20}
+"""
+COMPACT = """{% block system %}{% endblock %}
+{% block user %}
+{{ goal }}
+{% for turn in history %}
+{{ " click" if "click" in turn.text else " home" if "Home" in turn.text else " back" }}
+{%- endfor %}{% endblock %}
 """
 IMITATION = "warmStart={data: {path: part, heldOut: rest}, epochs: 4, batchSize: 64, learningRate: 1e-3}"
 
@@ -79,3 +88,21 @@ def test_a_teacher_is_imitated_and_reinforcement_adds_to_it(tmp_path: Path) -> N
     by_imitation, by_reinforcement = gained(base, imitated), gained(imitated, learned)
     assert by_imitation.interval.low > 0, by_imitation
     assert by_reinforcement.interval.low > 0, by_reinforcement
+    served_as_a_teacher(tmp_path)
+
+
+def served_as_a_teacher(place: Path) -> None:
+    """The imitated model, whose folder gets the chat template that an endpoint needs; by a prompt file it is asked as
+    it was trained."""
+    template = json.loads((judge_folder() / "tokenizer_config.json").read_text())["chat_template"]
+    (place / "runs" / "phone" / "sft" / "chat_template.jinja").write_text(template)
+    (place / "compact.jinja").write_text(COMPACT)
+    model = "{name: large, source: {path: {folder: runs/phone/sft}}, contextTokens: 512, kvCacheMiB: 64}"
+    asked = ("--teacher", "large", "--prompt-file", "compact.jinja", "--answer-tokens", "24", "--temperature", "0")
+    sets = ("--set", f"models=[{model}]", "--set", "tasks.templates=[open, switch]")
+    done = Command("collect", "-f", "phone.yaml", *sets, *asked, "--episodes", "6", "--into", "own", place=place).wait()
+    assert done.code == 0 and "own: 6 episodes" in done.said, done.said
+    assert done.left_behind == []
+    data = DataFolder(place / "own")
+    assert data.about["made_of"]["teacher"] == "spec.models[large]"
+    assert all(episode.outcome == "success" and episode.provenance.model == "large" for episode in data)

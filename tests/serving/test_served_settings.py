@@ -16,6 +16,7 @@ from tapforge_api import load
 from tapforge_api.gpus import gpus_needed
 from tapforge_trainer.model_source.tiny_base import base_folder
 from tapforge_trainer.run.assembly import ConfigurationError, SetupError, inspect
+from tapforge_trainer.run.plan_rewards import models_line
 from tapforge_trainer.run.served_model_errors import images_sent, notes_on_models
 from tapforge_trainer.run.served_models import asks_models, counted, server_settings, without_own_models
 from tapforge_trainer.run.shutdown import StopSignal
@@ -59,13 +60,13 @@ def test_a_server_takes_as_many_images_as_its_judges_send_and_keeps_its_token_to
     run = run_with()
     assert images_sent([run.spec.rewards]) == {"own": 5}
     assert images_sent([run_with({"prompt": "clawgui-task"}).spec.rewards]) == {"own": 2}
-    (settings,) = server_settings(run, tmp_path, "cpu", keep=False, log=None)
+    (settings,) = server_settings(run, tmp_path, "cpu", {"own": 5}, keep=False, log=None)
     words = arguments(settings, base_folder(), "127.0.0.1", 8000)
     assert words[words.index("--limit-mm-per-prompt") + 1] == '{"image": 5, "video": 0}'
     assert words[words.index("--served-model-name") + 1] == "own" and "--gpu-memory-utilization" not in words
     assert settings.token not in " ".join(words) and settings.token not in repr(settings)
     assert environment(settings, {})["VLLM_API_KEY"] == settings.token
-    (other,) = server_settings(run, tmp_path, "cpu", keep=False, log=None)
+    (other,) = server_settings(run, tmp_path, "cpu", {"own": 5}, keep=False, log=None)
     assert other.token != settings.token
 
 
@@ -134,6 +135,15 @@ def test_a_plan_says_where_a_question_s_screens_are_more_than_a_model_s_context_
     assert notes() == [] == notes("spec.recording.screens=device", "spec.rewards.streams[0].judge.screens=8")
     (note,) = notes("spec.recording.screens=device")
     assert "contextTokens (32,768)" in note and "16 screens" in note and "recording.screens to model" in note
+
+
+def test_a_plan_says_which_models_a_run_doesn_t_start() -> None:
+    run = load(QUICKSTART, [f"spec.models={json.dumps([{'name': 'large', 'source': {'tiny': {}}}])}"])
+    assert not asks_models(run, learner=True)
+    (note,) = notes_on_models(run, [run.spec.rewards])
+    assert "asked by no judge: a run doesn't start it" in note and "tapforge collect --teacher large" in note
+    assert models_line(run.spec).endswith("as a teacher alone") and gpus_needed(run.spec) == 2
+    assert not models_line(run_with().spec).endswith("as a teacher alone")
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,24 @@ async def test_an_address_that_is_none_is_refused_before_a_folder_is_made(tmp_pa
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"teacher": "larg"}, r"larg is not one of spec.models \(it has large\), nor an endpoint"),
+        ({"teacher": "large", "model": None, "tool_calls": True}, "leave out --tool-calls, for endpoints alone"),
+        ({"teacher": "large", "api_key_env": "KEY"}, "leave out --model, --api-key-env, for endpoints alone"),
+        ({"teacher": "http://127.0.0.1:9/v1", "model": None}, "is an endpoint: name its model with --model"),
+    ],
+)
+async def test_what_can_t_be_a_teacher_is_refused_before_anything_starts(
+    tmp_path: Path, given: dict, words: str
+) -> None:
+    run = run_of("spec.models=[{name: large, source: {tiny: {}}}]")
+    with pytest.raises(ConfigurationError, match=words):
+        await collected(tmp_path, teacher_of(run), run, **given)
+    assert not (tmp_path / "set").exists()
+
+
 async def test_a_folder_that_only_a_lock_was_left_in_is_taken(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / ".lock").write_text("123")

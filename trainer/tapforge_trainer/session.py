@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -247,7 +248,7 @@ async def _before(context: RunContext, progress: Progress, resumed: bool) -> dic
         await _refer(context, name, started=progress.update > progress.stage_began or first, anew=anew)
     if not resumed:
         await save(context, progress)
-    async with waiting_shown(context.telemetry, context.policy.waiting):
+    async with waiting_shown(partial(context.telemetry.phase, stage="Loading"), context.policy.waiting):
         try:
             await unless_stopped(context.stop, context.policy.sync(progress.version))
         except Exception as error:  # noqa: BLE001 - raised again unless the learner is lost, whatever that led to

@@ -32,9 +32,12 @@ class _Option(click.ParamType):
 @overridable
 @RUNS
 @click.option(
-    "--teacher", required=True, metavar="URL", help="endpoint with its version, as in http://127.0.0.1:9000/v1"
+    "--teacher",
+    required=True,
+    metavar="URL|NAME",
+    help="endpoint with its version, as in http://127.0.0.1:9000/v1, or one of spec.models, which is served meanwhile",
 )
-@click.option("--model", required=True, help="model as the endpoint calls it")
+@click.option("--model", help="model as the endpoint calls it")
 @click.option("--served-as", metavar="NAME", help="what its answers call the model, where that is another name")
 @click.option("--api-key-env", metavar="NAME", help="environment variable that holds the endpoint's key")
 @click.option("--episodes", type=click.IntRange(1, 1_000_000), default=200, show_default=True, help="that are kept")
@@ -73,8 +76,9 @@ class _Option(click.ParamType):
     help="further field of requests, in JSON",
 )
 def collect(file: Path, overrides: tuple[str, ...], runs: Path, into: Path | None, **given: Any) -> None:
-    """Have a model behind an endpoint play the run's tasks on the run's phones, and make a data set of what went well,
-    for `warmStart.data`. The same command goes on where it was. RUNS has the run's pinned model."""
+    """Have a model behind an endpoint, or one of `spec.models`, play the run's tasks on the run's phones, and make a
+    data set of what went well, for `warmStart.data`. The same command goes on where it was. RUNS has the run's pinned
+    models."""
     from ..run.collect import collect_session
     from ..run.collect_options import CollectOptions
 

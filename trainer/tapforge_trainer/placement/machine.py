@@ -14,12 +14,14 @@ Pure, but for `local`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from typing import Literal
 
 from tapforge_api import TrainingRun
-from tapforge_api.gpus import gpus_error, gpus_offered, unclear_gpus_error
+from tapforge_api.gpus import gpus_error, gpus_offered, models_gpus_error, unclear_gpus_error
+from tapforge_api.models import ServedModel
 
 Device = Literal["cpu", "cuda"]
 
@@ -48,8 +50,16 @@ class Machine:
         return Machine(len(os.sched_getaffinity(0)), gpus if cuda else 0, cuda)
 
 
-def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool, in_ray: int | None = None) -> Device:
-    """`in_ray`: GPUs that the Ray cluster has now; only where the run says nothing of its cluster. Raises NoDevice."""
+def device_of(
+    run: TrainingRun,
+    machine: Machine,
+    *,
+    in_cluster: bool,
+    in_ray: int | None = None,
+    models: Sequence[ServedModel] | None = None,
+) -> Device:
+    """`in_ray`: GPUs that the Ray cluster has now; only where the run says nothing of its cluster. `models`: need GPUs,
+    of a command that starts nothing else of the run; None: all that the run starts does. Raises NoDevice."""
     spec = run.spec
     asked = None
     if in_cluster and spec.cluster is not None:
@@ -67,7 +77,7 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool, in_ray: i
     if not machine.cuda:
         why = "spec.device is cuda" if spec.device else f"Pods of spec.cluster ask for {sum(asked or ())} GPUs"
         raise NoDevice(f"{why}, but the vLLM of this image is built for CPUs: use the trainer's image for GPUs")
-    if spec.model.dtype == "float32":
+    if models is None and spec.model.dtype == "float32":
         raise NoDevice(
             "spec.model.dtype is float32, but the learner's attention on GPUs is in bfloat16, so that it would differ "
             "from the engines: set spec.model.dtype to bfloat16 or leave it out"
@@ -75,7 +85,8 @@ def device_of(run: TrainingRun, machine: Machine, *, in_cluster: bool, in_ray: i
     if asked is None and in_ray is not None:
         return device
     nodes, where = ((machine.gpus,), "this machine has") if asked is None else (asked, "Pods of spec.cluster ask for")
-    if wrong := gpus_error(run.spec, nodes, where):
+    wrong = gpus_error(run.spec, nodes, where) if models is None else models_gpus_error(models, nodes, where)
+    if wrong:
         raise NoDevice(wrong)
     return device
 

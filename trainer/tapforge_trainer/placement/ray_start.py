@@ -9,8 +9,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from . import ray_environment
@@ -52,6 +52,28 @@ async def wait_for_gpus(needed: int, report: Callable[[str], None], seconds: flo
         if asyncio.get_running_loop().time() >= end:
             raise TimeoutError(f"{words}, after {seconds:g} s: look at the Pods of the run's workers")
         await asyncio.sleep(_GPU_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def ray_here() -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A function that starts Ray, for the length of the block: whatever became of it, what was started is ended."""
+    starting: asyncio.Task[None] | None = None
+
+    async def start() -> None:
+        nonlocal starting
+        with own_signals():
+            starting = starting or asyncio.create_task(asyncio.to_thread(start_ray))
+            await asyncio.shield(starting)
+
+    try:
+        yield start
+    finally:
+        if starting is not None:  # a thread can't be cancelled: a Ray that comes up late would be left behind
+            await asyncio.gather(starting, return_exceptions=True)
+            import ray
+
+            if ray.is_initialized():
+                await asyncio.to_thread(ray.shutdown)
 
 
 def object_store_bytes() -> int:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from tapforge_api.algorithm import Teacher
 from tapforge_api.model import ModelSource
+from tapforge_api.models import models_asked
 from tapforge_api.rewards import RewardStream
 from tapforge_api.training_run import TrainingRunSpec
 
@@ -38,10 +39,11 @@ def verdicts_per_update(spec: TrainingRunSpec) -> str:
 
 
 def models_line(spec: TrainingRunSpec) -> str:
-    """Models that the run serves beside its policy; empty: there are none."""
+    """Models that are served beside the policy; empty: there are none."""
+    asked = models_asked(spec.models, spec.rewards, spec.stages)
     return "; ".join(
         f"{model.name}: {shown_source(model.source)}, {model.replicas:,} x {model.tensor_parallel:,} GPUs of their own"
-        f", {model.context_tokens:,} tokens of context"
+        f", {model.context_tokens:,} tokens of context{'' if model in asked else ', as a teacher alone'}"
         for model in spec.models
     )
 

@@ -1,7 +1,7 @@
-"""What is wrong with `spec.models` and their judges, before anything is started, as far as the models are at hand.
+"""What is wrong with `spec.models` and what asks them, before anything is started, as far as the models are at hand.
 
-Of a request's images as many are allowed as judges send at most; a model that takes none can't be asked by a judge that
-sends some.
+Of a request's images as many are allowed as judges, or a teacher's prompts, have at most; a model that takes none can't
+be asked where there are some.
 """
 
 from __future__ import annotations
@@ -55,9 +55,15 @@ def images_sent(rewards: Iterable[Rewards]) -> dict[str, int]:
 
 
 def notes_on_models(run: TrainingRun, rewards: Iterable[Rewards]) -> list[str]:
-    """Where screens of a question may be more than a model's context holds: it would refuse each such question."""
+    """Models that a run doesn't start; and where screens of a question may be more than a model's context holds: it
+    would refuse each such question."""
     sent, each, found = images_sent(rewards), judged_tokens(run), []
     for model in run.spec.models:
+        if model.name not in sent:
+            found.append(
+                f"spec.models[{model.name}] is asked by no judge: a run doesn't start it, and needs no GPUs for it; "
+                f"tapforge collect --teacher {model.name} serves it"
+            )
         images = sent.get(model.name, 0)
         if images * each > model.context_tokens:
             smaller = ", recording.screens to model" if run.spec.recording.screens == "device" else ""
@@ -77,7 +83,7 @@ def folder_errors(model: ServedModel, folder: Path, images: int, device: str | N
     wrong = []
     if images and config and not any(part in name for name in config for part in _SEES):
         wrong.append(
-            f"{where}: {folder} takes no images by its config.json, and a judge sends it up to {images} screens: take "
+            f"{where}: {folder} takes no images by its config.json, and a request has up to {images} screens: take "
             "a vision-language model, or a judge whose prompt shows no screen"
         )
     if isinstance(positions, int) and model.context_tokens > positions:

@@ -1,14 +1,15 @@
 """From `spec.models` to the servers of a session.
 
-Started are the models that the judges of this session ask: of a run with stages, those of the stage.
+A run starts the models that the judges of this session ask: of a run with stages, those of the stage. `collect` starts
+its teacher, and the models of judges that it asks (`models_alone`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tapforge_api import TrainingRun
@@ -19,14 +20,15 @@ from ..model_source.ref import ModelError, ModelRefused
 from ..model_source.resolve import resolve
 from ..placement.actor_log import NUMBER
 from ..placement.machine import Device
-from ..placement.ray_start import in_cluster
-from ..policy import Policy
+from ..placement.ray_start import in_cluster, ray_here
 from ..serving.servers import ModelServers
 from ..serving.settings import ServerSettings
-from ..telemetry.telemetry import Telemetry
+from ..telemetry.start_progress import waiting_shown
 from .assembly import ConfigurationError, SetupError
+from .devices import device_found
 from .model_pin import model_of
 from .served_model_errors import folder_errors, images_sent
+from .shutdown import StopSignal, unless_stopped
 
 
 def asks_models(run: TrainingRun, *, learner: bool) -> bool:
@@ -50,7 +52,38 @@ async def servers_of(
     if not asks_models(run, learner=learner):
         return None
     log = str(logs / f"model-{NUMBER}.log") if device == "cuda" else None
-    return ModelServers(await asyncio.to_thread(server_settings, run, folder, device, keep=keep, log=log))
+    sent = images_sent([run.spec.rewards])
+    return ModelServers(await asyncio.to_thread(server_settings, run, folder, device, sent, keep=keep, log=log))
+
+
+@asynccontextmanager
+async def models_alone(
+    run: TrainingRun,
+    folder: Path,
+    sent: Mapping[str, int],
+    stop: StopSignal,
+    logs: Path,
+    report: Callable[[str], None],
+) -> AsyncIterator[ModelServers | None]:
+    """Servers of these models, by name with the images of a request at most, for a command without a policy: placed,
+    answering, and ended with the block, as is the Ray that they were started in; None: no model is named. `folder`: of
+    the run; `logs`: a folder. Raises SetupError, and Interrupted when a stop was requested."""
+    if not sent:
+        yield None
+        return
+    _, device = await device_found(run, stop, report, [model for model in run.spec.models if model.name in sent])
+    if device == "cuda":
+        logs.mkdir(parents=True, exist_ok=True)
+    log = str(logs / f"model-{NUMBER}.log") if device == "cuda" else None
+    servers = ModelServers(await asyncio.to_thread(server_settings, run, folder, device, sent, keep=False, log=log))
+    async with ray_here() as start_ray:
+        try:
+            async with waiting_shown(report, servers.waiting):
+                await unless_stopped(stop, models_placed(servers, start_ray, report))
+                await unless_stopped(stop, models_started(servers))
+            yield servers
+        finally:
+            await servers.close()
 
 
 async def models_started(servers: ModelServers | None) -> None:
@@ -68,25 +101,26 @@ async def models_started(servers: ModelServers | None) -> None:
         raise
 
 
-async def models_placed(servers: ModelServers | None, policy: Policy, telemetry: Telemetry) -> None:
-    """They get their GPUs before the policy does. Raises SetupError."""
+async def models_placed(
+    servers: ModelServers | None, start_ray: Callable[[], Awaitable[None]], report: Callable[[str], None]
+) -> None:
+    """They get their GPUs before a policy does. Raises SetupError."""
     if servers is None:
         return
     from ..placement.placement import PlacementError
 
-    await policy.start_ray()
+    await start_ray()
     try:
-        await servers.place(partial(telemetry.phase, stage="Loading"))
+        await servers.place(report)
     except PlacementError as late:
         raise SetupError(str(late)) from late
 
 
 def server_settings(
-    run: TrainingRun, folder: Path, device: Device, *, keep: bool, log: str | None
+    run: TrainingRun, folder: Path, device: Device, sent: Mapping[str, int], *, keep: bool, log: str | None
 ) -> list[ServerSettings]:
-    """Of the models that this session's judges ask; pinned, and looked at. `folder`: of the run; `keep`: as `model_of`
-    has it. Blocks. Raises SetupError."""
-    sent = images_sent([run.spec.rewards])
+    """Of the models named in `sent`, with the images of a request at most; pinned, and looked at. `folder`: of the run;
+    `keep`: as `model_of` has it. Blocks. Raises SetupError."""
     found = []
     for model in run.spec.models:
         if model.name not in sent:
@@ -129,6 +163,7 @@ def without_own_models(rewards: Iterable[Rewards], command: str) -> None:
     """For commands that start no servers. Raises ConfigurationError."""
     if names := sorted(own_models(rewards)):
         raise ConfigurationError(
-            f"spec.rewards: {', '.join(names)} of spec.models is served by `tapforge run` alone; for {command} start "
-            f"it yourself, such as with `vllm serve MODEL --served-model-name {names[0]}`, and give the judge its url"
+            f"spec.rewards: {', '.join(names)} of spec.models is served by `run` and `collect` alone; for {command} "
+            f"start it yourself, such as with `vllm serve MODEL --served-model-name {names[0]}`, and give the judge "
+            "its url"
         )

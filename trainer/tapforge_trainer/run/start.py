@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tapforge_api import TrainingRun
-from tapforge_api.gpus import gpus_needed
 from tapforge_api.learning import Stop
 from tapforge_envs.clients.phones import PhoneAddress
 from tapforge_envs.slots.source import SlotSource
@@ -30,9 +29,9 @@ from ..judges.waiting import SaidOnce
 from ..learner.checkpoint_storage import CheckpointBackend, place_of
 from ..model_source.ref import ModelError, ModelRef, ModelRefused
 from ..placement.actor_log import NUMBER, keep_ray_logs, last_lines
-from ..placement.machine import Device, Machine, NoDevice, device_of, rollout_workers
+from ..placement.machine import Device, rollout_workers
 from ..placement.placement import ray_logs
-from ..placement.ray_start import gpus_in_ray, in_cluster, object_store_bytes, wait_for_gpus
+from ..placement.ray_start import in_cluster, object_store_bytes
 from ..policy import Policy, PolicySettings
 from ..recording.actor import RecorderProcess
 from ..rewards.budget import JudgeBudget, episodes_at_once
@@ -50,6 +49,7 @@ from ..telemetry.telemetry import Telemetry
 from . import assembly, policy_settings, proof_prompts
 from .assembly import ConfigurationError, RolloutSetup, SetupError
 from .context import RunContext
+from .devices import device_found
 from .fleet import written
 from .learning_errors import rewarder_of
 from .local_files import checkpoint_uri, checkpoints_of
@@ -99,7 +99,9 @@ async def running(
     started = time.monotonic()
     # Only here: a folder that is taken away while a run is under way must not come back (cluster/storage.py).
     checkpoints_of(run, folder).parent.mkdir(parents=True, exist_ok=True)
-    machine, device = await _device(counted(run, learner=learner, engines=engines), telemetry, stop)
+    report = partial(telemetry.phase, stage="Loading")
+    # Of all stages, so that a later one finds room for its own models.
+    machine, device = await device_found(counted(whole or run, learner=learner, engines=engines), stop, report)
     source, model = await _model(run, folder, telemetry, weights, keep=place is not None)
     teaches = learner and engines and run.spec.algorithm.distillation is not None
     taught_by = await _teacher(run, folder, model, keep=place is not None) if teaches else (None, None)
@@ -165,23 +167,6 @@ async def running(
 
 
 # --- before anything starts -------------------------------------------------------------------------------------------
-
-
-async def _device(run: TrainingRun, telemetry: Telemetry, stop: StopSignal) -> tuple[Machine, Device]:
-    """What the run computes on; in a cluster as soon as its GPUs are there."""
-    machine = Machine.local()
-    try:
-        in_ray = await gpus_in_ray() if in_cluster() and run.spec.cluster is None else None
-        device = device_of(run, machine, in_cluster=in_cluster(), in_ray=in_ray)
-    except NoDevice as error:
-        raise ConfigurationError(str(error)) from error
-    if device == "cuda" and in_cluster():
-        report = partial(telemetry.phase, stage="Loading")
-        try:
-            await unless_stopped(stop, wait_for_gpus(gpus_needed(run.spec), report, run.spec.deadlines.start_seconds))
-        except TimeoutError as late:
-            raise SetupError(str(late)) from late
-    return machine, device
 
 
 async def _model(
@@ -276,8 +261,9 @@ async def _start(
     async def waiting() -> list[str]:
         return [*await policy.waiting(), *(await servers.waiting() if servers is not None else [])]
 
-    async with waiting_shown(telemetry, waiting):
-        await unless_stopped(stop, models_placed(servers, policy, telemetry))
+    report = partial(telemetry.phase, stage="Loading")
+    async with waiting_shown(report, waiting):
+        await unless_stopped(stop, models_placed(servers, policy.start_ray, report))
         started = policy_started(policy, source, telemetry), models_started(servers)
         await unless_stopped(stop, together(*started, *phones))
     if engines:

@@ -1,4 +1,5 @@
-"""A model behind an endpoint as the rollout's `Generator`: asked by the judges' client, in OpenAI's chat completions.
+"""A model behind an endpoint, or one that is served here, as the rollout's `Generator`: asked by the judges' client, in
+OpenAI's chat completions.
 
 - Requests are bounded, asked again and given up as `judges/endpoint.py` says; each that fails is counted by kind.
 - An answer that doesn't come ends nothing by itself: its episode is played again later. So many in a row end the whole
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from tapforge_api.judge import JudgeModel
 
-from ..judges.endpoint import EndpointError, Endpoints, key_of
+from ..judges.endpoint import EndpointError, Endpoints, Served, key_of
 from ..judges.openai_chat import OpenAIChat, WrongAnswer, content_of, image_part
 from ..judges.usage import Usage
 from ..records import FinishReason, Generation, Prompt, Sampling
@@ -80,6 +81,10 @@ class Teacher:
         if self._max_tokens is None or self._ledger.tokens < self._max_tokens:
             return ""
         return f"--max-tokens {self._max_tokens:,} are used ({self._ledger.tokens:,}); raise it to go on"
+
+    def use_models(self, models: Mapping[str, Served]) -> None:
+        """Where models that are served here are asked from here on, by name."""
+        self._endpoints.serve(models)
 
     async def close(self) -> None:
         await self._endpoints.close()

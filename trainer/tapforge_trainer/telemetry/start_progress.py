@@ -1,4 +1,4 @@
-"""What a run waits for while it starts, in the view and in its events: each time that it changes, a phase."""
+"""What a command waits for while it starts, in words: each time that it changes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-
-from .telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +21,11 @@ def in_words(waiting: list[str]) -> str:
 
 @asynccontextmanager
 async def waiting_shown(
-    telemetry: Telemetry, waiting: Callable[[], Awaitable[list[str]]], seconds: float = _LOOK_SECONDS
+    report: Callable[[str], None], waiting: Callable[[], Awaitable[list[str]]], seconds: float = _LOOK_SECONDS
 ) -> AsyncIterator[None]:
-    """Until the block ends. `waiting` answers what is not there yet; it is asked every `seconds`, and must answer
-    itself within its own deadline."""
-    watching = asyncio.create_task(_watch(telemetry, waiting, seconds))
+    """Until the block ends; `report` gets it in words. `waiting` answers what is not there yet; it is asked every
+    `seconds`, and must answer itself within its own deadline."""
+    watching = asyncio.create_task(_watch(report, waiting, seconds))
     try:
         yield
     finally:
@@ -35,7 +33,7 @@ async def waiting_shown(
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch(telemetry: Telemetry, waiting: Callable[[], Awaitable[list[str]]], seconds: float) -> None:
+async def _watch(report: Callable[[str], None], waiting: Callable[[], Awaitable[list[str]]], seconds: float) -> None:
     shown = ""
     while True:
         await asyncio.sleep(seconds)
@@ -45,5 +43,5 @@ async def _watch(telemetry: Telemetry, waiting: Callable[[], Awaitable[list[str]
             log.debug("what the start waits for is not known: %s", error)
             continue
         if text and text != shown:
-            telemetry.phase(text, "Loading")
+            report(text)
             shown = text
