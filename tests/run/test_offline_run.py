@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
+from safetensors.torch import load_file, save_file
 from whole import Run, tapforge
 
 from tapforge_trainer.data.convert import convert
@@ -12,6 +16,7 @@ from tapforge_trainer.data.demo import ROWS, demo
 from tapforge_trainer.data.folder import DataFolder
 from tapforge_trainer.data.sets import split
 from tapforge_trainer.data.sources import read
+from tapforge_trainer.model_source.tiny_base import base_folder
 from tapforge_trainer.telemetry.schema import ImitationEpoch
 
 pytestmark = pytest.mark.long
@@ -35,12 +40,27 @@ spec:
 REWARD = "environment.source.dataset.reward"
 
 
-def written(folder: Path, episodes: int) -> None:
-    """A data set in two parts, and a run on it."""
+def written(folder: Path, episodes: int, *, anywhere: bool = False) -> None:
+    """A data set in two parts, and a run on it. `anywhere`: each of its actions is a tap at a place drawn by lot."""
     demo(folder / "demo", episodes=episodes, seed=0)
+    if anywhere:
+        file, lot = folder / "demo" / ROWS, Random(0)
+        rows = [json.loads(line) for line in file.open()]
+        for row in rows:
+            places = [[lot.randrange(1000), lot.randrange(1000)] for _ in row["actions"]]
+            row["actions"] = [{"action": "click", "coordinate": place} for place in places]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     convert(read("verl", folder / "demo" / ROWS, {}), "verl", folder / "set", {}, 0.1)
     split(folder / "set", folder / "part", folder / "rest", share=0.2, by="task", seed=0)
     (folder / "offline.yaml").write_text(SPEC)
+
+
+def unsure(folder: Path) -> None:
+    """The tiny base with a final norm of less than a third: its logits are as if they were sampled at 3.3."""
+    shutil.copytree(base_folder(), folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.language_model.norm.weight"] *= 0.3
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_a_student_moves_towards_a_trained_teacher_whatever_rewards_say(tmp_path: Path) -> None:
@@ -102,3 +122,33 @@ def test_a_run_learns_from_recorded_steps_and_starts_no_phone(tmp_path: Path) ->
     assert other.code and "spec.environment: what the environment gave is recorded" in other.said
     changed = tapforge("run", "-f", "offline.yaml", "--set", f"{REWARD}.type=0", place=tmp_path)
     assert changed.code and "reward.type: 0.5 there, 0.0 here" in changed.said, changed.said
+
+
+def test_an_alarm_says_where_only_the_form_of_an_answer_is_learned(tmp_path: Path) -> None:
+    """Places that can't be foreseen, an exact one asked for: a tap of the right form is worth something, and no answer
+    is ever right. The base is unsure of every token, and rarely keeps to the form until that is what it learns. It
+    can't share the other runs' stack: an alarm looks back over the updates of a run, in which these must not
+    succeed."""
+    written(tmp_path, episodes=60, anywhere=True)
+    unsure(tmp_path / "base")
+    changes = [
+        "metadata.name=form",
+        "warmStart=null",
+        "environment.source.dataset={path: part, reward: {type: 0.5, place: distance, tolerance: 0}}",
+        "rewards.streams=[{name: environment}, {name: format, gate: mixedOutcomes, weight: 0.5}]",
+        "model.source={path: {folder: base}}",
+        "rollout={groupSize: 8, groupsPerUpdate: 8, responseTokens: 24}",
+        "learner.learningRate=5e-4",
+        "evaluation={episodes: 8, greedy: false, baselines: false}",
+        "stop.maxUpdates=20",
+    ]
+    sets = [part for one in changes for part in ("--set", one)]
+    done = tapforge("run", "-f", "offline.yaml", *sets, place=tmp_path)
+    assert done.code == 0, done.said
+    run = Run(tmp_path / "runs" / "form", tmp_path / "offline.yaml", done)
+    updates, alarms = run.events("update"), run.events("alarm")
+    assert len(updates) == 20 and not any(update["success_rate_all"] for update in updates)
+    alarm = next((event for event in alarms if event["alarm"] == "format_alone"), None)
+    shares = [update["valid_action_ratio"] for update in updates]
+    assert alarm is not None, (shares, [event["alarm"] for event in alarms])
+    assert "none was right: the policy learns the form of an answer" in alarm["text"]
