@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from phones import PATIENT, bounded, phones
 from rich.console import Console
 from scripted import AGENT, TASKS, Demonstrator
@@ -16,6 +17,7 @@ from tapforge_api import load
 from tapforge_envs.slots.urls import UrlSlots, parse_urls
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.learner.checkpoints import WrittenCheckpoint
+from tapforge_trainer.learner.token_readings import TokenReadings, by_episode
 from tapforge_trainer.policy import PolicySettings
 from tapforge_trainer.recording.frames import FrameStore
 from tapforge_trainer.records import AnswerFacts, Facts
@@ -69,7 +71,7 @@ class Learner:
         facts = AnswerFacts(divergence=0.5, score_square=1.0)
         return {(sample.episode, sample.spans[0].step): facts for sample in samples}
 
-    async def update(self, samples: Any, frames: Any, settings: Any, version: int) -> dict[str, Any]:
+    async def update(self, samples: Any, frames: Any, settings: Any, version: int, keep_tokens: Any) -> dict[str, Any]:
         await self.during()
         recorded = FrameStore(frames.recorded)
         for sample in samples:
@@ -80,6 +82,8 @@ class Learner:
             self.lost.append(samples[self.loses_sample].episode)
             raise FramesLost(self.lost)
         self.updates.append((len(samples), version, settings.seed))
+        tokens = np.arange(sum(len(span.logprobs) for sample in samples for span in sample.spans))
+        keep_tokens(by_episode(samples, [TokenReadings([(tokens, np.full((2, len(tokens)), -version, float))])]))
         return {"kl_age_0": 0.01}
 
 

@@ -22,6 +22,7 @@ from tapforge_trainer.algorithms import registry
 from tapforge_trainer.frames.handles import FramesLost
 from tapforge_trainer.judges.server import JudgeServer
 from tapforge_trainer.loop import reinforce
+from tapforge_trainer.recording.learner_tokens import LearnerTokenReader
 from tapforge_trainer.recording.reader import Recording
 from tapforge_trainer.rollout.scheduler import RolloutError
 from tapforge_trainer.run.context import RunContext
@@ -112,7 +113,7 @@ async def test_rare_successes_come_again_also_after_a_restart(tmp_path: Path, lo
         second.learner.loses = lost
         await reinforce(context, Progress.of(state))
     recorded = {episode.id: episode for episode in Recording(tmp_path / ROLLOUT).episodes()}
-    seen: set[str] = set()
+    tokens, seen = LearnerTokenReader(tmp_path / ROLLOUT), set[str]()
     events = [event for event in read_events(tmp_path) if event["event"] == "update"]
     for event, samples in zip(events, [*first.learner.samples, *second.learner.samples[lost:]], strict=True):
         again = {sample.episode for sample in samples} & seen
@@ -121,6 +122,8 @@ async def test_rare_successes_come_again_also_after_a_restart(tmp_path: Path, lo
         assert {recorded[name].outcome for name in again} <= {Outcome.SUCCESS}
         share = sum(sample.episode in again for sample in samples) / len(samples)
         assert event["replay"]["share"] == pytest.approx(share)
+        learned = {sample.episode: tokens.find(sample.episode, event["update"]) for sample in samples}
+        assert {found and found[0] for found in learned.values()} == {event["update"]}, "not of an earlier pass"
         seen |= {sample.episode for sample in samples}
     assert events[0]["replay"]["episodes"] == 0 < events[1]["replay"]["episodes"]
     kept_then = {name for kept in state["replay"] for name in kept["episodes"]}
