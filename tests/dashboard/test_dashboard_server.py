@@ -101,6 +101,13 @@ async def test_everything_is_answered(page, session, runs):
     for token in whole["answer"]["tokens"]:
         assert token["learner_logprob"] == token["logprob"] - token["gap"] and 0 < abs(token["gap"]) < 0.01
         assert token["entropy"] > 0
+    # A damaged line of the learner's keeps no step from being shown.
+    path = runs / "one" / "rollout" / "learner-000001.jsonl"
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b'"gaps"', b'"gap"'))
+    _, damaged = await get(session, f"{api}/step", **named, step="1")
+    path.write_bytes(written)
+    assert damaged["answer"]["learned"] is None and "no learner's tokens at byte" in damaged["not_learned"]
     measured = {"recording": "evaluation/before-sampled", "name": "before-sampled-000000.0.0"}
     _, unlearned = await get(session, f"{api}/step", **measured, step="0")
     assert unlearned["answer"]["learned"] is None and "entropy" not in unlearned["answer"]["tokens"][0]

@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..frames.frame import FrameError
 from ..recording.frames import FrameStore
-from ..recording.learner_tokens import LearnerTokenReader
+from ..recording.learner_tokens import LearnerTokenReader, LearnerTokens
 from ..recording.reader import FRAMES, RecordingError
 from ..records import EpisodeRecord
 from ..run.folder import ROLLOUT, run_of
@@ -77,11 +77,11 @@ class OpenRun:
         per_update = self.run.spec.rollout.groups_per_update
         try:
             changed = self._index.refresh(per_update, events.version_before)
-            self._learner.refresh()
             self._crediting.begins = events.begins()
             last = events.update
             while not self._index.closing and self._crediting.write_next(last, per_update):
                 changed = True
+            self._learner.refresh()
             self.trouble = ""
         except (RecordingError, OSError, sqlite3.Error) as error:
             self.failed(error)
@@ -208,7 +208,12 @@ class OpenRun:
         step = record.steps[number]
         letters = letters_of(self._members(recording, record), self._states)
         credit = self._credits_of(facts, record.id).get((record.id, step.index))
-        learner = self._learner.find(name, facts["update"]) if recording == ROLLOUT else None
+        learner: tuple[int, LearnerTokens] | None = None
+        damage = ""
+        try:
+            learner = self._learner.find(name, facts["update"]) if recording == ROLLOUT else None
+        except RecordingError as error:  # the step itself can be shown
+            damage = str(error)
         answer = answer_json(step, self._texts.each, learner)
         found = step_json(record, number, partial(self.size, recording), credit, letters)
         g = step.generation
@@ -221,7 +226,7 @@ class OpenRun:
             "prompt": self._texts.prompt(list(g.prompt_ids), list(step.frames)),
             "prompt_length": g.prompt_length,
             "answer": answer,
-            "not_learned": self._not_learned(recording, answer),
+            "not_learned": damage or self._not_learned(recording, answer),
             "no_tokenizer": self._texts.why,
             "no_advantage": self._credits().rules.why,
             "state": {
