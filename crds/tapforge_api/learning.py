@@ -148,7 +148,7 @@ class Rollout(Spec):
     max_steps: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="answers after which an episode ends at its step limit, where its task allows more"
     )
-    temperature: Annotated[float, Field(gt=0, le=10)] = Field(1.0, description="sampling temperature in training")
+    temperature: Annotated[float, Field(gt=0, le=2)] = Field(1.0, description="sampling temperature in training")
     response_tokens: Annotated[int, Field(ge=1, le=65536)] = Field(256, description="longest answer, tokens")
     max_reruns: Annotated[int, Field(ge=0, le=100)] = Field(
         2, description="times an invalid episode is played again on another slot"
@@ -331,7 +331,7 @@ class Evaluation(Spec):
     )
     sampled: bool = Field(True, description="measure with answers sampled at sampledTemperature")
     greedy: bool = Field(True, description="measure with the most probable answers")
-    sampled_temperature: Annotated[float, Field(gt=0, le=10)] = Field(
+    sampled_temperature: Annotated[float, Field(gt=0, le=2)] = Field(
         1.0, description="temperature of the sampled mode"
     )
     judged: bool = Field(

@@ -36,7 +36,7 @@ class Stage(Spec):
 
     tasks: Tasks | None = Field(None, description="what is practised; without it the run's tasks")
     rewards: Rewards | None = Field(None, description="what an episode is worth; without it the run's rewards")
-    temperature: Annotated[float, Field(gt=0, le=10)] | None = Field(
+    temperature: Annotated[float, Field(gt=0, le=2)] | None = Field(
         None, description="sampling temperature; without it rollout.temperature"
     )
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
