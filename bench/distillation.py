@@ -5,8 +5,8 @@
 - Teacher and start are exports of `tapforge sft`, made once: the tiny model after a long imitation of a demonstrator
   that seldom errs, and after a short one of a demonstrator that often does.
 - Each arm is `tapforge run` from that start on the simulated phone, with the same seed, tasks, learning rate and
-  episodes per update. `grpo` learns from rewards alone, `distilled` from the teacher's log-probabilities alone (k1,
-  rewards ignored), `both` from the sum of the two.
+  episodes per update. `grpo` learns from rewards alone, `forward_kl` and `k1` from the teacher alone (rewards ignored),
+  by its likeliest tokens at each place or by its log-probability of the sampled one; `both` from rewards and k1.
 - Every `EVERY` updates the most probable answers are measured on the same held-out tasks as the teacher's. A run has
   reached its teacher when a measurement is at or above the lower end of the teacher's 95 % interval (Wilson), and is
   stopped then. Environment steps are those of all episodes learned from until that measurement.
@@ -40,7 +40,7 @@ from tapforge_trainer.run.folder import read_events
 
 FILE = Path("bench-results/distillation.json")
 #: updates between two measurements
-EVERY = 3
+EVERY = 2
 
 SPEC = """
 apiVersion: tapforge.dev/v1alpha1
@@ -67,7 +67,13 @@ spec:
 """
 TEACHER = "{demonstrations: 1000, steps: 100, batchSize: 64, learningRate: 1e-3, warmupSteps: 20, errorRate: 0.1}"
 START = "{demonstrations: 1000, steps: 100, batchSize: 64, learningRate: 1e-3, warmupSteps: 20, errorRate: 0.5}"
-ARMS = {"grpo": None, "distilled": "ignored", "both": "kept"}
+#: arm -> kind, and what becomes of rewards
+ARMS = {
+    "grpo": None,
+    "forward_kl": ("forward_kl", "ignored"),
+    "k1": ("k1", "ignored"),
+    "both": ("k1", "kept"),
+}
 
 
 def settings(arm: str, seed: int, updates: int) -> list[str]:
@@ -77,9 +83,10 @@ def settings(arm: str, seed: int, updates: int) -> list[str]:
         f"stop.maxUpdates={updates}",
         f"evaluation.everyUpdates={EVERY}",
     ]
-    if ARMS[arm] is not None:
+    if (taught := ARMS[arm]) is not None:
         teacher = "{path: {folder: runs/teacher/sft}}"
-        sets.append(f"algorithm.distillation={{teacher: {teacher}, rewards: {ARMS[arm]}}}")
+        kind, rewards = taught
+        sets.append(f"algorithm.distillation={{teacher: {teacher}, kind: {kind}, rewards: {rewards}}}")
     return sets
 
 
@@ -114,7 +121,7 @@ def started(place: Path, sets: Iterable[str]) -> Iterator[subprocess.Popen[bytes
 
 def trained(place: Path, arm: str, seed: int, updates: int, floor: float) -> dict[str, Any]:
     """A run until it has reached `floor` or its last update. `measured`: [update, environment steps, success]."""
-    name = f"{arm}-{seed}"
+    name = f"{arm}-{seed}".replace("_", "-")
     folder = place / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     begun, found = time.monotonic(), []
@@ -158,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1-10", help="first-last")
     parser.add_argument("--updates", type=int, default=24, help="after which a run has failed")
-    parser.add_argument("--arms", default="grpo,distilled", help=f"some of {', '.join(ARMS)}")
+    parser.add_argument("--arms", default="grpo,forward_kl", help=f"some of {', '.join(ARMS)}")
     parser.add_argument("--file", type=Path, default=FILE)
     args = parser.parse_args()
     arms = args.arms.split(",")

@@ -243,12 +243,12 @@ class Distillation(Spec):
         description="a frozen model beside the policy on each learner rank; its tokens, special tokens, image "
         "patches and prompts have to be the policy's; exactly one member"
     )
-    kind: Literal["k1", "k2", "k3", "forward_kl"] = Field(
-        "k1",
-        description="k1 to k3: of the reverse KL, KL(policy, teacher), per token. k1: what the teacher's "
-        "log-probability is above the policy's is added to the token's advantage; k2: half its square is a term of the "
-        "loss; k3: exp(-d) + d - 1, at most 10, is. forward_kl: KL(teacher, policy) over the teacher's topK likeliest "
-        "tokens at each place is a term of the loss",
+    kind: Literal["forward_kl", "k1", "k2", "k3"] = Field(
+        "forward_kl",
+        description="forward_kl: KL(teacher, policy) over the teacher's topK likeliest tokens at each place is a term "
+        "of the loss. k1 to k3: of the reverse KL, KL(policy, teacher), by the sampled token alone. k1: what the "
+        "teacher's log-probability is above the policy's is added to the token's advantage; k2: half its square is a "
+        "term of the loss; k3: exp(-d) + d - 1, at most 10, is",
     )
     top_k: Annotated[int, Field(ge=1, le=1024)] = Field(
         64, description="of forward_kl: how many of the teacher's tokens are compared at each place"

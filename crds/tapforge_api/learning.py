@@ -331,9 +331,7 @@ class Evaluation(Spec):
     )
     sampled: bool = Field(True, description="measure with answers sampled at sampledTemperature")
     greedy: bool = Field(True, description="measure with the most probable answers")
-    sampled_temperature: Annotated[float, Field(gt=0, le=2)] = Field(
-        1.0, description="temperature of the sampled mode"
-    )
+    sampled_temperature: Annotated[float, Field(gt=0, le=2)] = Field(1.0, description="temperature of the sampled mode")
     judged: bool = Field(
         False,
         description="success is what the stream rewards.success says, and no environment is asked: for tasks that have "

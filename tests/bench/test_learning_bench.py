@@ -47,7 +47,8 @@ def test_each_arm_of_the_study_of_distillation_is_a_run_from_the_same_start(arm:
     (file := tmp_path / "run.yaml").write_text(distillation.SPEC)
     spec = load(file, whole_runs.options(distillation.settings(arm, 3, 24))[1::2]).spec
     taught = spec.algorithm.distillation
-    assert (taught and taught.rewards) == distillation.ARMS[arm] and spec.seed == 3 and spec.warm_start is None
+    assert (taught and (taught.kind, taught.rewards)) == distillation.ARMS[arm]
+    assert spec.seed == 3 and spec.warm_start is None
     assert spec.model.source.path is not None and spec.stop.max_updates % spec.evaluation.every_updates == 0
 
 
@@ -65,4 +66,14 @@ def test_environment_steps_of_the_study_of_distillation_are_those_until_a_measur
 def test_the_page_has_the_figures_of_the_file_beside_it() -> None:
     page, found = Path("docs/studies.md").read_text(), json.loads(Path("docs/studies/learning.json").read_text())
     shown = [line for line in page.splitlines() if line.startswith(tuple(f"| {name} |" for name in learning.STUDIES))]
-    assert shown == [row for name, kept in found.items() for row in learning.rows(name, kept)]
+    assert sorted(shown) == sorted(row for name, kept in found.items() for row in learning.rows(name, kept))
+
+
+def test_the_page_has_the_figures_of_the_study_of_distillation() -> None:
+    page, found = Path("docs/studies.md").read_text(), json.loads(Path("docs/studies/distillation.json").read_text())
+    for arm, one in found["arms"].items():
+        reached = sum(run["reached"] for run in found["pairs"][arm].values())
+        cells = [arm, one["seeds"], f"{reached} of {one['seeds']}", f"{one['mean']:,.0f} ± {one['ci95']:,.0f}"]
+        if vs := one.get("vs_grpo"):
+            cells.append(f"{vs['mean']:+,.0f} ± {vs['ci95']:,.0f}")
+        assert f"| {' | '.join(map(str, cells))} |" in page

@@ -30,7 +30,7 @@ DistillationKind = Literal["k1", "k2", "k3", "forward_kl"]
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    kind: DistillationKind = "k1"
+    kind: DistillationKind = "forward_kl"
     weight: float = 1.0
     #: rewards teach nothing
     alone: bool = False
