@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,24 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = load_file(path)
     weights["model.language_model.embed_tokens.weight"] *= 0.25  # as flat as the policy
     save_file(weights, path, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def padded(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with more rows of padding after its vocabulary than the policy has."""
+    folder = tmp_path_factory.mktemp("padded") / "tiny"
+    shutil.copytree(teacher, folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    config = json.loads((folder / "config.json").read_text())
+    rows = config["text_config"]["vocab_size"]
+    for name, values in weights.items():
+        if len(values) == rows and name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            weights[name] = torch.cat([values, torch.ones(64, values.shape[1])])
+    save_file(weights, path, {"format": "pt"})
+    config["text_config"]["vocab_size"] = rows + 64
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -106,12 +126,18 @@ def test_a_step_of_k1_is_a_step_of_k2_and_adds_to_what_rewards_teach(tiny: Tiny,
     torch.testing.assert_close(both, rewards + k1, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("pieces, more_rows", [(1, False), (3, False), (1, True)])
 def test_forward_kl_compares_all_that_the_teacher_may_say(
-    tiny: Tiny, teacher: Path, work: Any, pieces: int, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny,
+    teacher: Path,
+    padded: Path,
+    work: Any,
+    pieces: int,
+    more_rows: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Over the whole vocabulary it is KL(teacher || policy), by whole distributions of either alone; over fewer tokens
-    a part of it. Whole or in pieces of the head."""
+    a part of it. Whole or in pieces of the head, and by a teacher with rows that the policy lacks."""
     data, batch, frames = work
 
     def distributions(folder: Path) -> torch.Tensor:
@@ -130,7 +156,7 @@ def test_forward_kl_compares_all_that_the_teacher_may_say(
     expected = torch.where(said, other.exp() * (other - own), 0.0).sum(-1).mean()
     if pieces > 1:
         monkeypatch.setattr(head, "LOGITS_AT_ONCE", own.shape[1] * (len(own) // pieces))
-    with one_rank(tiny, teacher=str(teacher)) as rank:
+    with one_rank(tiny, teacher=str(padded if more_rows else teacher)) as rank:
 
         def first(taught: Distillation) -> float:
             settings = UpdateSettings(

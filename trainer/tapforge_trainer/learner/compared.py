@@ -93,7 +93,7 @@ def compared_with(
         if teacher is None:
             raise ValueError("the objective has a distillation, but the learner was started without a teacher")
         if k := objective.distillation.likely:
-            # A tiny vocabulary may have fewer.
-            likely = Likely.empty(places, min(k, teacher.allowed.numel()))
+            # A tiny vocabulary may have fewer. Of what may not be said, the teacher has rows that the policy lacks.
+            likely = Likely.empty(places, min(k, int(teacher.allowed.sum())))
         taught = read(teacher, likely=likely)[0]
     return Compared(referred, taught, likely)
