@@ -104,7 +104,7 @@ async def test_everything_is_answered(page, session, runs):
     # A damaged line of the learner's keeps no step from being shown.
     path = runs / "one" / "rollout" / "learner-000001.jsonl"
     written = path.read_bytes()
-    path.write_bytes(written.replace(b'"gaps"', b'"gap"'))
+    path.write_bytes(written.replace(b'"gaps"', b'"gap_"'))
     _, damaged = await get(session, f"{api}/step", **named, step="1")
     path.write_bytes(written)
     assert damaged["answer"]["learned"] is None and "no learner's tokens at byte" in damaged["not_learned"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tapforge_trainer.learner.token_readings import TokenReadings, by_episode
 from tapforge_trainer.recording.learner_tokens import LEARNER, LearnerTokenReader, LearnerTokens
+from tapforge_trainer.recording.reader import RecordingError
 from tapforge_trainer.recording.recorder import Recorder
 from tapforge_trainer.recording.retention import Retention
 from tapforge_trainer.records import ResponseSpan, Sample
@@ -91,6 +93,39 @@ def test_the_oldest_are_removed_at_the_bound_of_the_recording(tmp_path: Path) ->
     there = [reader.find(f"e{update}") is not None for update in range(1, 61)]
     assert there == sorted(there) and not there[0] and sum(there) > 5
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < bound + 1000
+
+
+@pytest.mark.parametrize("tokens", [3, 300])
+def test_a_recording_that_took_the_place_of_another_is_read_anew(tmp_path: Path, tokens: int) -> None:
+    """A run's folder that is removed and filled by another run has files and episodes of the same names."""
+    folder = tmp_path / "rollout"
+    steps = ((0, 3),)
+    recorder, reader = Recorder(folder), LearnerTokenReader(folder)
+    recorder.learner_tokens(1, [made("a", 1, steps), made("b", 2, steps)])
+    recorder.close()
+    assert found(reader, "a")[0] == 1
+    shutil.rmtree(folder)
+    recorder = Recorder(folder)
+    others = {name: made(name, seed, ((0, tokens),)) for seed, name in enumerate("bac", 3)}
+    recorder.learner_tokens(1, list(others.values()))
+    recorder.close()
+    assert all(same(found(reader, name)[1], written) for name, written in others.items())
+
+
+def test_a_broken_segment_hides_no_other(tmp_path: Path) -> None:
+    folder = tmp_path / "rollout"
+    recorder = Recorder(folder, segment_bytes=1)
+    for update, name in enumerate("abc", 1):
+        recorder.learner_tokens(update, [made(name, update)])
+    recorder.close()
+    LEARNER.path(folder, 2).write_bytes(b"{broken\n")
+    LEARNER.index(folder, 2).unlink()
+    reader = LearnerTokenReader(folder)
+    for _ in range(2):
+        with pytest.raises(RecordingError, match="learner-000002.jsonl: broken line at byte 0"):
+            reader.refresh()
+    LEARNER.drop(folder, 2)
+    assert [reader.find(name) is not None for name in "abc"] == [True, False, True]
 
 
 def span(step: int, start: int, *logprobs: float) -> ResponseSpan:

@@ -300,7 +300,7 @@ class OpenRun:
         """Why an answer has no numbers of the learner; "": it has them."""
         if answer["learned"] is not None or not answer["tokens"]:
             return ""
-        why = "no update has trained on this answer"
+        why = "no update has trained on this answer, or what it computed was not kept"
         if recording != ROLLOUT:
             why = "no update trains on a measurement"
         elif not self._learner.exists:

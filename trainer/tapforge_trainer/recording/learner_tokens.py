@@ -35,6 +35,8 @@ from .segments import Entry, Series, read_lines, read_ranges
 _KIND: Final = "learner_tokens"
 _NUMBER: Final = np.dtype("<f2")
 _LARGEST: Final = float(np.finfo(_NUMBER).max)
+#: bytes from a segment's beginning, with some of its first numbers: no other run's segment has the same
+_HEAD: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,14 @@ class _Line:
 
 
 class LearnerTokenReader:
-    """Of one recording, which may grow and lose its oldest segments meanwhile. For use from several threads."""
+    """Of one recording, which may grow, lose its oldest segments, or make way for another run's meanwhile. For use from
+    several threads."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._lock = threading.Lock()
-        #: by segment: how far it was read
-        self._read: dict[int, int] = {}
+        #: by segment: how far it was read, and its first bytes, by which one that took its place is known
+        self._read: dict[int, tuple[int, bytes]] = {}
         self._lines: dict[str, list[_Line]] = {}
 
     @property
@@ -143,7 +146,7 @@ class LearnerTokenReader:
         return bool(LEARNER.numbers(self._folder))
 
     def refresh(self) -> None:
-        """Reads what was written since. Raises RecordingError."""
+        """Reads what was written since. Raises RecordingError, after all else was read."""
         with self._lock:
             try:
                 self._refresh()
@@ -165,6 +168,8 @@ class LearnerTokenReader:
             entry = Entry(_KIND, episode, line.offset, line.length, {})
             ((_, data),) = read_ranges(path, [entry])
             found = decode(json.loads(data))
+            if found.episode != episode:
+                raise ValueError(f"it is of episode {found.episode}")
         except FileNotFoundError:  # removed just now
             return None
         except (OSError, KeyError, TypeError, ValueError) as error:
@@ -173,18 +178,44 @@ class LearnerTokenReader:
 
     def _refresh(self) -> None:
         numbers = LEARNER.numbers(self._folder)
-        if gone := self._read.keys() - set(numbers):
+        gone = {number for number, known in self._read.items() if not self._is_there(number, *known)}
+        if gone:
             for number in gone:
                 del self._read[number]
             kept = ((name, [one for one in lines if one.segment not in gone]) for name, lines in self._lines.items())
             self._lines = {name: lines for name, lines in kept if lines}
+        broken: RecordingError | None = None
         for number in numbers:
             path = LEARNER.path(self._folder, number)
-            start = self._read.get(number)
-            if start is not None and path.stat().st_size <= start:
+            start, head = self._read.get(number, (0, b""))
+            try:
+                if start and path.stat().st_size <= start:
+                    continue
+                entries = list(LEARNER.scan(path, start)) if start else LEARNER.entries(self._folder, number)
+                end = entries[-1].end if entries else start
+                head = head or _head(path, min(_HEAD, end))
+            except FileNotFoundError:  # removed just now
                 continue
-            entries = LEARNER.entries(self._folder, number) if start is None else list(LEARNER.scan(path, start))
+            except RecordingError as error:
+                broken = broken or error
+                continue
             for entry in entries:
                 line = _Line(entry.facts["update"], number, entry.offset, entry.length)
                 self._lines.setdefault(entry.name, []).append(line)
-            self._read[number] = entries[-1].end if entries else start or 0
+            if end:
+                self._read[number] = end, head
+        if broken is not None:
+            raise broken
+
+    def _is_there(self, number: int, end: int, head: bytes) -> bool:
+        """Whether the segment is the one that was read."""
+        path = LEARNER.path(self._folder, number)
+        try:
+            return path.stat().st_size >= end and _head(path, len(head)) == head
+        except FileNotFoundError:
+            return False
+
+
+def _head(path: Path, length: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(length)
