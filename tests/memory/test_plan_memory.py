@@ -95,6 +95,12 @@ def test_a_model_that_the_run_serves_has_a_line_and_its_gpus(source: str, fields
     text = planned(name, *without_cluster, *served(source, **fields))[1]
     assert "model j " in text and (source.startswith("Qwen") or "its sizes are not known here" in text)
 
+    # Asked by no judge, it is a teacher of `tapforge collect`: the run's GPUs, and whether it fits, are its own.
+    teacher = (*without_cluster, *served(source, **fields)[:2])
+    code, plan = document(name, *teacher)
+    assert (code, plan["gpus"], plan["fits"]) == (0, before["gpus"], True)
+    assert plan["models"]["j"] == found | {"started": False} and "not counted" in planned(name, *teacher)[1]
+
 
 TOO_MUCH = [
     ("run-qwen3-vl-8b.yaml", ("spec.learner.activationCheckpointing=false",), "80GiB"),

@@ -31,12 +31,16 @@ class Figures:
     traced: Moment | None = None
     #: what would be faster and fits as well
     faster: tuple[str, ...] = ()
-    #: of the models that the run serves beside its policy
+    #: of spec.models
     served: tuple[ServedEstimate, ...] = ()
 
     @property
     def served_fit(self) -> bool:
-        return all(one.problem is None for one in self.served)
+        return all(one.problem is None for one in self.served if one.started)
+
+    @property
+    def served_gpus(self) -> int:
+        return sum(one.gpus for one in self.served if one.started)
 
 
 def measured(folder: Path) -> tuple[str, float, float]:
@@ -61,7 +65,7 @@ def measured(folder: Path) -> tuple[str, float, float]:
 def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figures) -> dict[str, Any]:
     seconds, lacking = checkpoint_seconds(e, figures), cluster_gpus_error(run.spec)
     return {
-        "gpus": e.gpus + sum(one.gpus for one in figures.served),
+        "gpus": e.gpus + figures.served_gpus,
         "gpus_problem": lacking,
         "fits": e.fits and figures.served_fit and lacking is None,
         "gpu_bytes": e.card.bytes,
@@ -98,6 +102,7 @@ def as_json(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Fig
 def _served(one: ServedEstimate) -> dict[str, Any]:
     return {
         "gpus": one.gpus,
+        "started": one.started,
         "weights_bytes": one.weights,
         "kv_cache_bytes": one.kv_cache,
         "questions_at_full_context": one.at_once,
@@ -135,7 +140,7 @@ def render(run: TrainingRun, e: Estimate, advice: tuple[str, ...], figures: Figu
     usable = f"{e.card.usable / GIB:.1f} of {e.card.bytes / GIB:.1f} GiB"
     lines = {
         "model": f"{e.shape.parameters / 1e9:.2f} B parameters, {e.learner.trained / 1e9:.3g} B of them trained",
-        "GPUs": f"{e.gpus + sum(one.gpus for one in figures.served)} of {e.card.bytes / GIB:.1f} GiB ({e.card.source})",
+        "GPUs": f"{e.gpus + figures.served_gpus} of {e.card.bytes / GIB:.1f} GiB ({e.card.source})",
         "usable": f"{usable}: {RESERVE:.0%} is for the CUDA context, NCCL and fragmentation, not measured",
         "micro-batch": f"{e.learner.tokens:,} tokens, {_frames(e)} patches of frames at most",
         "cache": _cache(e),

@@ -1,16 +1,17 @@
 """Memory of one GPU of each of `spec.models`, from the sizes in its config.json; quantized weights count with their
-bits. Of a model whose sizes aren't known here nothing is concluded: vLLM looks when it starts. Pure but for reading
-config.json where it is at hand."""
+bits. Of a model whose sizes aren't known here nothing is concluded: vLLM looks when it starts. A model that no judge
+asks has its line, and is not counted: the run doesn't start it. Pure but for reading config.json where it is at hand.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tapforge_api import TrainingRun
-from tapforge_api.models import ServedModel
+from tapforge_api.models import ServedModel, models_asked
 
 from ..agents.vision import tokens_per_frame
 from ..learner.families import FolderError, ModelConfig, Shape, shape_of
@@ -35,9 +36,15 @@ class ServedEstimate:
     #: questions of full context that a server's cache holds at once
     at_once: int | None = None
     problem: str | None = None
+    #: the run starts it; False: only `tapforge collect --teacher` does
+    started: bool = True
 
     @property
     def words(self) -> str:
+        return self._sizes if self.started else f"not counted, as a teacher alone: {self._sizes}"
+
+    @property
+    def _sizes(self) -> str:
         if self.weights is None or self.kv_cache is None:
             return f"{self.gpus} GPUs; its sizes are not known here, so vLLM alone can say whether it fits"
         if self.problem is not None:
@@ -49,7 +56,8 @@ class ServedEstimate:
 
 
 def served_estimates(run: TrainingRun, card: Card) -> tuple[ServedEstimate, ...]:
-    return tuple(_estimate(run, model, card) for model in run.spec.models)
+    asked = models_asked(run.spec.models, run.spec.rewards, run.spec.stages)
+    return tuple(replace(_estimate(run, model, card), started=model in asked) for model in run.spec.models)
 
 
 def _estimate(run: TrainingRun, model: ServedModel, card: Card) -> ServedEstimate:
