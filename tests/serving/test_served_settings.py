@@ -87,6 +87,9 @@ def test_what_a_model_can_t_do_is_refused_before_anything_starts(
     on_cpus = run.model_copy(update={"spec": run.spec.model_copy(update={"device": "cpu"})})
     with pytest.raises(ConfigurationError, match=words):
         inspect(on_cpus, tmp_path)
+    # Where no judge asks it, a run doesn't start it: `tapforge collect` may, on another machine.
+    alone = on_cpus.spec.model_copy(update={"rewards": load(QUICKSTART).spec.rewards})
+    inspect(on_cpus.model_copy(update={"spec": alone}), tmp_path)
 
 
 def test_a_judge_that_sends_no_screen_may_ask_a_model_that_sees_none(blind: Path, tmp_path: Path) -> None:

@@ -276,6 +276,17 @@ async def test_what_can_t_be_a_teacher_is_refused_before_anything_starts(
     assert not (tmp_path / "set").exists()
 
 
+async def test_a_served_teacher_that_can_t_read_its_prompts_is_refused_before_a_phone_starts(tmp_path: Path) -> None:
+    (tmp_path / "blind").mkdir()
+    for config, words in ((None, "blind holds no config.json"), ('{"model_type": "qwen2"}', "takes no images")):
+        if config is not None:
+            (tmp_path / "blind" / "config.json").write_text(config)
+        run = run_of(f"spec.models=[{{name: large, source: {{path: {{folder: {tmp_path / 'blind'}}}}}}}]")
+        with pytest.raises(ConfigurationError, match=rf"spec.models\[large\].*{words}"):
+            await collected(tmp_path, teacher_of(run), run, teacher="large", model=None)
+        assert not (tmp_path / "set" / "played").exists()
+
+
 async def test_a_folder_that_only_a_lock_was_left_in_is_taken(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / ".lock").write_text("123")

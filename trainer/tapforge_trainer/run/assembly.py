@@ -55,7 +55,7 @@ from .model_errors import model_errors
 from .model_facts import facts_of
 from .named_paths import where_relative
 from .plan_notes import longest_member
-from .served_model_errors import served_model_errors
+from .served_model_errors import images_sent, served_model_errors
 from .stage_errors import stage_errors, tasks_budget_errors
 from .teacher_check import teacher_errors
 
@@ -92,7 +92,7 @@ def inspect(run: TrainingRun, runs: Path) -> LocalFiles:
         *reward_errors(run, [stage.spec.rewards for stage in stages_of(run)]),
         *algorithm_errors(run),
         *(model_errors(run, Path(local.folder)) if local is not None else []),
-        *served_model_errors(run, [stage.spec.rewards for stage in stages_of(run)]),
+        *served_model_errors(run, images_sent(stage.spec.rewards for stage in stages_of(run))),
     ]
     if not files.errors:
         wrong += adapter_errors(run, None if local is None else Path(local.folder))

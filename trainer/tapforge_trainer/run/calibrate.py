@@ -100,8 +100,8 @@ async def calibrate(
     assert part in (ROLLOUT, EVALUATION)
     if own := [model.model for model in (*spec.models, *spec.cascade) if model.url is None]:
         raise ConfigurationError(
-            f"the judge's model {own[0]} has no url, and only `tapforge run` serves models of spec.models: start it "
-            f"yourself, such as with `vllm serve MODEL --served-model-name {own[0]}`, and give the judge its url"
+            f"the judge's model {own[0]} has no url, and `run` and `collect` alone serve models of spec.models: start "
+            f"it yourself, such as with `vllm serve MODEL --served-model-name {own[0]}`, and give the judge its url"
         )
     recording = Recording(folder / part)
     if not recording.exists:

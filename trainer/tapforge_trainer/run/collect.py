@@ -52,7 +52,7 @@ from .folder import LOCK, locked, write_atomically, write_spec
 from .learning_errors import rewarder_of
 from .local_files import folder_of
 from .model_pin import model_of
-from .served_model_errors import images_sent
+from .served_model_errors import images_sent, served_model_errors
 from .served_models import models_alone
 from .shutdown import StopSignal, together, unless_stopped
 
@@ -190,10 +190,12 @@ def _serving(
     say: Callable[[str], None],
 ) -> Callable[[], AbstractAsyncContextManager[ModelServers | None]]:
     """Starts what is asked here: the teacher, where it is one of `spec.models`, and the models of judges that say what
-    went well."""
+    went well. Raises ConfigurationError."""
     sent = images_sent([run.spec.rewards]) if run.spec.rewards.verifier == "ignored" else {}
     if model.url is None:
         sent[model.model] = max(sent.get(model.model, 0), agent.chat.window.history_images)
+    if wrong := served_model_errors(run, sent):
+        raise ConfigurationError("\n".join(wrong))
     return partial(models_alone, run, folder_of(run, runs), sent, stop, (options.into / "logs").absolute(), say)
 
 

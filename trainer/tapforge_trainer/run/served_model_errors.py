@@ -25,14 +25,16 @@ from ..rollout.frame_budget import judged_tokens
 _SEES = ("vision", "visual", "image", "img")
 
 
-def served_model_errors(run: TrainingRun, rewards: Iterable[Rewards]) -> list[str]:
-    """As far as the models are at hand. `rewards`: of all stages."""
-    sent = images_sent(rewards)
+def served_model_errors(run: TrainingRun, sent: Mapping[str, int]) -> list[str]:
+    """As far as the models are at hand. `sent`: images of a request at most, by the name of the model that is asked;
+    of others, which a command doesn't start, nothing has to be there."""
     found = []
     for model in run.spec.models:
+        if model.name not in sent:
+            continue
         folder = _at_hand(model)
         if folder is not None and (folder / "config.json").is_file():
-            found += folder_errors(model, folder, sent.get(model.name, 0), run.spec.device)
+            found += folder_errors(model, folder, sent[model.name], run.spec.device)
         elif model.source.path is not None:
             place = model.source.path.folder
             found.append(f"spec.models[{model.name}].source.path.folder: {place} holds no config.json")
