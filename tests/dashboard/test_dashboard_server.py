@@ -288,6 +288,12 @@ async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path, m
             assert (shown.format, shown.n_frames) == (ending[1:].upper(), 3)
     code, words = await asyncio.to_thread(said, *view, address, "--seconds-per-step", "1")
     assert code == 2 and "are of a .gif or .webp" in words
+    # Each step is a picture, also where episodes show the same screens.
+    monkeypatch.setattr("tapforge_trainer.dashboard.export.MOST_PICTURES", 4)
+    assert (await asyncio.to_thread(said, *asked[:-1], address))[1] == f"{picture}: 2 of {listed['total']} episodes\n"
+    other = target.with_suffix(".png")
+    code, words = await asyncio.to_thread(said, "view", runs / "one", "--export", other)
+    assert code == 2 and "FILE.gif or FILE.webp" in words and not other.exists()
 
 
 def said(*words: str | Path) -> tuple[int, str]:

@@ -15,6 +15,8 @@ from .waiting import saying
 
 #: where runs are unless one is named
 _RUNS = Path("runs")
+#: endings of a file that an export writes as a page
+_PAGES = ("", ".html", ".htm")
 
 
 @click.command()
@@ -93,6 +95,11 @@ def _export(
     if target is None or serve or len(folders) != 1:
         raise click.UsageError("an export is of one run: tapforge view RUN --export FILE [--where WORDS]")
     kind = FORMATS.get(target.suffix.lower())
+    if kind is None and target.suffix.lower() not in _PAGES:
+        raise click.UsageError(
+            f"--export {target}: {target.suffix} is not an ending of what is written; name FILE.html for a page, or "
+            "FILE.gif or FILE.webp for an animated picture"
+        )
     if kind is None and (seconds is not None or font is not None):
         raise click.UsageError(f"--seconds-per-step and --font are of a .gif or .webp, and {target} will be a page")
     style = kind and Style(kind, seconds or SECONDS, font)

@@ -29,7 +29,7 @@ USUAL: Final = 30
 MOST: Final = 100
 #: screens after which no further episode is begun: of a hundred long ones the file would be larger than a browser opens
 MOST_SCREENS: Final = 1000
-#: the same of an animated picture, of which each screen is shown for seconds
+#: pictures of an animated one after which no further episode is begun: each is shown for seconds
 MOST_PICTURES: Final = 100
 #: words that choose nothing
 _NO_CHOICE: Final = ("limit", "offset", "token")
@@ -77,11 +77,11 @@ def exported(run: OpenRun, words: Iterable[tuple[str, str]], style: Style | None
     """As a page, or with `style` as an animated picture. Raises NotThere where no episode is like that, BadQuery,
     RecordingError, FontUnreadable."""
     if style is not None:
-        found = _found(run, list(words), 1, MOST_PICTURES)
+        found = _found(run, list(words), 1, MOST_PICTURES, each_once=False)
         episodes = [episode for group in found.groups for episode in group.episodes]
         made = animate(episodes, from_any(found.stores), style)
         return Exported(made.data, found.episodes, found.total, made.lacks)
-    found = _found(run, list(words), USUAL, MOST_SCREENS)
+    found = _found(run, list(words), USUAL, MOST_SCREENS, each_once=True)
     replay = Replay(
         f"{run.folder.resolve().name}: {found.episodes} of {found.total} episodes",
         from_any(found.stores),
@@ -94,7 +94,8 @@ def exported(run: OpenRun, words: Iterable[tuple[str, str]], style: Style | None
     return Exported(replay_html(replay).encode(), found.episodes, found.total)
 
 
-def _found(run: OpenRun, asked: Sequence[tuple[str, str]], usual: int, most_screens: int) -> _Found:
+def _found(run: OpenRun, asked: Sequence[tuple[str, str]], usual: int, most_screens: int, *, each_once: bool) -> _Found:
+    """`each_once`: a screen counts once, however many steps show it."""
     number = next((value for name, value in reversed(asked) if name == "limit"), str(usual))
     most = str(min(MOST, int(number))) if number.isascii() and number.isdecimal() else number  # that is refused
     found = run.episodes([*(pair for pair in asked if pair[0] != "limit"), ("limit", most)])
@@ -102,14 +103,15 @@ def _found(run: OpenRun, asked: Sequence[tuple[str, str]], usual: int, most_scre
         raise NotThere("no episode is like that, or it is not read yet")
     groups: list[GroupRecord] = []
     credits: list[Credit] = []
-    screens = set[str]()
+    screens, steps = set[str](), 0
     for (recording, group), some in groupby(rows, key=lambda row: (row["recording"], row["group"])):
         records = []
         for row in some:
-            if len(screens) >= most_screens:
+            if (len(screens) if each_once else steps) >= most_screens:
                 break
             record, of_steps = run.record(recording, row["name"])
             screens |= {step.frames[-1] for step in record.steps if step.frames}
+            steps += len(record.steps)
             # The recording is part of the name: an evaluation may play an episode of the same name.
             name = f"{recording}/{record.id}"
             records.append(replace(record, id=name))
