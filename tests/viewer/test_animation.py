@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fontTools import subset
 from PIL import Image, ImageChops
 from test_replay import FRAMES, episode, get, screen
 
@@ -107,6 +110,10 @@ def test_a_large_screen_fits_into_a_slide():
 def test_characters_that_the_font_lacks_are_said(tmp_path):
     chinese = replace(WON, task=WON.task.model_copy(update={"goal": "打开 the clock"}))
     assert set(animate([chinese], get, Style("GIF")).lacks) == {"打", "开"}
+    # A font may draw nothing for a character that it lacks.
+    usual = Path(find_spec("matplotlib").submodule_search_locations[0], "mpl-data/fonts/ttf/DejaVuSans.ttf")
+    subset.main([str(usual), "--unicodes=20-7E", "--no-notdef-outline", f"--output-file={tmp_path / 'ascii.ttf'}"])
+    assert set(animate([chinese], get, Style("GIF", font=tmp_path / "ascii.ttf")).lacks) == {"打", "开"}
     (tmp_path / "font.ttf").write_text("none")
     with pytest.raises(FontUnreadable, match=r"font\.ttf can't be read as a font"):
         animate([chinese], get, Style("GIF", font=tmp_path / "font.ttf"))

@@ -112,7 +112,7 @@ def _export(
     click.echo(f"{target}: {found.episodes} of {found.total} episodes")
     if found.lacks:
         click.echo(
-            f"{len(found.lacks)} characters are drawn as boxes, such as {found.lacks[0]!r}: "
+            f"{len(found.lacks)} characters are missing in the font, such as {found.lacks[0]!r}: "
             "name a font that has them by --font",
             err=True,
         )

@@ -212,7 +212,9 @@ class _Writer:
 
     def _has(self, character: str) -> bool:
         if character not in self._known:
-            self._known[character] = bytes(self.small.font.getmask(character)) != self._none
+            # Of some fonts what is drawn for a character that they lack is empty, as a blank is.
+            blank = character.isspace() and not any(self._none)
+            self._known[character] = blank or bytes(self.small.font.getmask(character)) != self._none
         return self._known[character]
 
 
