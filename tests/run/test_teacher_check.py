@@ -91,7 +91,9 @@ def test_a_plan_names_the_teacher_and_what_it_costs_and_refuses_one_that_cannot_
     assert isinstance(run, TrainingRun)
     text = render(plan(run, inspect(run, tmp_path)))
     assert f"the model in {teacher}, frozen beside the policy on each rank; a forward pass of it" in text
-    assert "no KL term, distillation 1 (k1) added to advantages" in text
+    assert "no KL term, distillation 1 (forward_kl over 64 tokens) in the loss" in text
+    sampled = load(RUN.replace("PLACE", str(teacher)), ("spec.algorithm.distillation.kind=k1",))
+    assert "no KL term, distillation 1 (k1) added to advantages" in render(plan(sampled, inspect(sampled, tmp_path)))
     changed("tokenizer.json", _swap)(teacher)
     with pytest.raises(ConfigurationError, match="collect its answers and imitate them"):
         inspect(run, tmp_path)
