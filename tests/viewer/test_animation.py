@@ -14,7 +14,8 @@ from PIL import Image, ImageChops
 from test_replay import FRAMES, episode, get, screen
 
 from tapforge_envs.protocol import Outcome
-from tapforge_trainer.viewer.animation import FORMATS, FontUnreadable, Style, animate
+from tapforge_trainer.viewer.animation import FORMATS, Style, animate
+from tapforge_trainer.viewer.text_writer import FontUnreadable
 
 MARK = np.array([0xFF, 0x2D, 0x6F])
 WON = episode("won", Outcome.SUCCESS, "red green blue")

@@ -90,7 +90,8 @@ def _export(
     from ..dashboard.export import export, words_of
     from ..dashboard.query import BadQuery
     from ..dashboard.stored import NotThere
-    from ..viewer.animation import FORMATS, SECONDS, FontUnreadable, Style
+    from ..viewer.animation import FORMATS, SECONDS, Style
+    from ..viewer.text_writer import FontUnreadable
 
     if target is None or serve or len(folders) != 1:
         raise click.UsageError("an export is of one run: tapforge view RUN --export FILE [--where WORDS]")
