@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Keyed, Path, Spec, Uri, Word
+from .base import Keyed, Path, Rule, Spec, Uri, Word
 from .plugin import OPTIONS, PluginOptions
 
 Text = Annotated[str, Field(min_length=1, max_length=256)]
@@ -55,6 +55,17 @@ class LoggerPlugin(Spec):
     options: PluginOptions = OPTIONS
 
 
+class LoggedEpisodes(Spec):
+    """Episodes of training as tables with pictures of their screens, in every logger that shows them. Trackers get what
+    the phones showed and what the policy answered."""
+
+    per_update: Annotated[int, Field(ge=1, le=64)] = Field(
+        4,
+        description="episodes of each update: of its groups in order, the first that failed and the first that "
+        "succeeded",
+    )
+
+
 class Logging(Spec):
     """Loggers that get every metric of a run; those that are left out are off. One that fails is reported and never
     ends the run."""
@@ -65,4 +76,20 @@ class Logging(Spec):
     mlflow: MLflow | None = Field(None, description="MLflow")
     plugins: Annotated[tuple[LoggerPlugin, ...], Field(max_length=16), Keyed("name")] = Field(
         (), description="loggers of other packages"
+    )
+    episodes: LoggedEpisodes | None = Field(
+        None, description="episodes with their screens and answers; without it trackers get figures only"
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            message="episodes must be left out without a logger: add tensorboard, wandb, swanlab, mlflow or plugins",
+            cel="!has(self.episodes) || has(self.tensorboard) || has(self.wandb) || has(self.swanlab) || "
+            "has(self.mlflow) || 0 < size(self.plugins)",
+            holds=lambda o: (
+                o.episodes is None
+                or any(one is not None for one in (o.tensorboard, o.wandb, o.swanlab, o.mlflow))
+                or bool(o.plugins)
+            ),
+        ),
     )

@@ -37,6 +37,7 @@ from tapforge_api.learning import (
     SuccessReplay,
     WarmStart,
 )
+from tapforge_api.loggers import LoggedEpisodes, LoggerPlugin, Logging, MLflow, SwanLab, TensorBoard, Wandb
 from tapforge_api.model import Adapter, History, HistoryBlocks, Lora, Model, ModelSource, SlidingHistory
 from tapforge_api.models import ServedModel
 from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
@@ -280,6 +281,14 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
         lambda a, b: unchecked(ImitationData, path=a, held_out=b),
         st.sampled_from(["a", "b"]),
         st.sampled_from([None, "a", "b"]),
+    ),
+    Logging: st.builds(
+        lambda a, b, c: unchecked(Logging, episodes=a, plugins=b, **c),
+        st.sampled_from([None, LoggedEpisodes()]),
+        st.sampled_from([(), (LoggerPlugin(name="mine"),)]),
+        st.sampled_from(
+            [{}, {"tensorboard": TensorBoard()}, {"wandb": Wandb()}, {"swanlab": SwanLab()}, {"mlflow": MLflow()}]
+        ),
     ),
     ApiKey: one_of(ApiKey),
     JudgeModel: st.builds(

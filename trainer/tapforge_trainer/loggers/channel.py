@@ -35,6 +35,7 @@ class Channel:
         name: str,
         folder: Path,
         config: Mapping[str, Any],
+        episodes: int = 0,
         report: Callable[[str], None],
         command: Sequence[str] = (sys.executable, "-m", "tapforge_trainer.loggers.process"),
     ):
@@ -50,6 +51,7 @@ class Channel:
             "name": name,
             "folder": str(folder.absolute()),
             "config": config,
+            "episodes": episodes,
             "loggers": [asdict(one) for one in loggers],
         }
         self._put(first)
@@ -62,6 +64,10 @@ class Channel:
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._put({"step": step, "figures": dict(figures)})
+
+    def log_episodes(self, step: int, groups: Sequence[str]) -> None:
+        """Of the groups that update `step` took, in its order: their process reads them from the recording."""
+        self._put({"step": step, "groups": list(groups)})
 
     def finish(self, status: Status, seconds: float = FINISH_SECONDS) -> None:
         """Waits `seconds` for the loggers, and a little longer for their process."""
@@ -104,4 +110,5 @@ class Channel:
         assert self._process.stdout is not None
         for text in self._process.stdout:
             said = json.loads(text)
-            self._report(f"logger {said['logger']}: {said['error']}; the run goes on without")
+            goes_on = "; the run goes on without" if "error" in said else ""
+            self._report(f"logger {said['logger']}: {said.get('error') or said['note']}{goes_on}")

@@ -40,7 +40,15 @@ async def logged(
         with suppress(RuntimeError):  # the loop is closed: no receiver is left
             loop.call_soon_threadsafe(telemetry.note, text)
 
-    channel = Channel(loggers, name=run.metadata.name, folder=folder, config=settings_of(run), report=report)
+    asked = run.spec.logging.episodes if run.spec.logging is not None else None
+    channel = Channel(
+        loggers,
+        name=run.metadata.name,
+        folder=folder,
+        config=settings_of(run),
+        episodes=0 if asked is None else asked.per_update,
+        report=report,
+    )
     step = 0
 
     def follow(event: Mapping[str, Any]) -> None:
@@ -48,6 +56,8 @@ async def logged(
         step = event.get("update", step)
         if figures := figures_of(event):
             channel.log(step, figures)
+        if asked is not None and (consumed := event.get("consumed")):
+            channel.log_episodes(step, consumed["groups"])
 
     telemetry.follow(follow)
     status: Status = "failed"

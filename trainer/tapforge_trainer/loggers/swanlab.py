@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from .logger import RunInfo, Status
+from .logger import EpisodeRow, RunInfo, Status
 
 
 class SwanLabLogger:
@@ -38,6 +39,20 @@ class SwanLabLogger:
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)
+
+    def log_episodes(self, step: int, episodes: Sequence[EpisodeRow]) -> None:
+        """Pictures with their facts as captions, and the answers as texts."""
+        import swanlab
+        from PIL import Image
+
+        shown: dict[str, list[Any]] = {"answers": [swanlab.Text(row.answers, caption=row.caption) for row in episodes]}
+        if pictures := [
+            swanlab.Image(Image.open(io.BytesIO(row.picture)), caption=row.caption, file_type="jpg")
+            for row in episodes
+            if row.picture is not None
+        ]:
+            shown["screens"] = pictures
+        self._run.log({f"episodes/{name}": media for name, media in shown.items()}, step=step)
 
     def finish(self, status: Status) -> None:
         import swanlab

@@ -3,11 +3,14 @@ refuse what comes after a resume."""
 
 from __future__ import annotations
 
+import io
+import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
 from typing import Any, Literal
 
-from .logger import RunInfo, Status
+from .logger import EpisodeRow, RunInfo, Status
 
 
 class WandbLogger:
@@ -16,6 +19,8 @@ class WandbLogger:
         self._run: Any = None
 
     def start(self, run: RunInfo) -> str:
+        # Where it keeps the pictures of tables until they are sent: in the run's folder, as all else that it writes.
+        os.environ.setdefault("WANDB_DATA_DIR", str((run.folder / "wandb").absolute()))
         import wandb
 
         # Private: what it would find out by itself of the machine, the code and the console.
@@ -46,6 +51,18 @@ class WandbLogger:
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log({"update": step, **figures})
+
+    def log_episodes(self, step: int, episodes: Sequence[EpisodeRow]) -> None:
+        """A table of its own for each update, a picture in its last column."""
+        import wandb
+        from PIL import Image
+
+        table = wandb.Table(columns=["update", *(field.name for field in fields(EpisodeRow))])
+        for row in episodes:
+            *values, data = astuple(row)
+            picture = None if data is None else wandb.Image(Image.open(io.BytesIO(data)), file_type="jpg")
+            table.add_data(step, *values, picture)
+        self._run.log({"update": step, "episodes": table})
 
     def finish(self, status: Status) -> None:
         self._run.finish(exit_code=1 if status == "failed" else 0)

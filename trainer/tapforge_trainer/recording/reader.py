@@ -131,6 +131,23 @@ class Recording:
             left -= own.keys()
         return found
 
+    def members(self, groups: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """The names of the episodes of these groups, in the groups' own order, as far as the groups are there. The
+        newest segments are looked through first, until all are found."""
+        left, found = set(groups), dict[str, tuple[str, ...]]()
+        for number in reversed(RECORDS.numbers(self.folder)):
+            if not left:
+                break
+            path = RECORDS.path(self.folder, number)
+            try:
+                entries = [e for e in RECORDS.entries(self.folder, number) if e.kind == "group" and e.name in left]
+                for entry, data in read_ranges(path, entries):
+                    found[entry.name] = tuple(json.loads(data)["episodes"])
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                raise RecordingError(f"the recording {path} can't be read: {error!r}") from error
+            left -= found.keys()
+        return found
+
     def is_complete(self, episode: EpisodeRecord) -> bool:
         """Whether all frames that its steps name are there as the model saw them: whether it can be learned from."""
         return all(map(self.frames.has, episode.frames))
