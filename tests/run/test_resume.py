@@ -75,10 +75,14 @@ def test_syncs_are_proved_by_the_same_recorded_prompts_in_all_sessions(
 def test_a_logger_has_every_update_of_all_sessions_once(resumed: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logged = EventAccumulator(str(resumed.folder / "tensorboard"), size_guidance={"scalars": 0})
+    logged = EventAccumulator(
+        str(resumed.folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0}
+    )
     logged.Reload()
     updates = sorted({event["update"] for event in resumed.events("update")})
     assert [event.step for event in logged.Scalars("learner/loss")] == updates
+    assert [event.step for event in logged.Tensors("episodes")] == updates
+    assert [event.step for event in logged.Images("episodes/1")] == updates
     assert not any("logger" in event["text"] for event in resumed.events("note"))
 
 

@@ -43,7 +43,7 @@ spec:
   engine: {maxConcurrentSequences: 16, kvCacheMiB: 64}
   evaluation: {episodes: 16, everyUpdates: 1}
   checkpoints: {everyUpdates: 1}
-  logging: {tensorboard: {}}
+  logging: {tensorboard: {}, episodes: {perUpdate: 2}}
   stop: {maxUpdates: 2}
 """
 
