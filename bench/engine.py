@@ -32,6 +32,7 @@ from tapforge_trainer.engine.client import EngineClient
 from tapforge_trainer.engine.pool import Engines
 from tapforge_trainer.learner.client import Learner
 from tapforge_trainer.learner.frame_store import PixelFormat
+from tapforge_trainer.placement.ray_start import start_ray
 from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
 from tapforge_trainer.records import Prompt, Sampling
 from tapforge_trainer.sync.proof import make_probe
@@ -69,13 +70,12 @@ async def loop(client: EngineClient, prompts: list[Prompt], concurrency: int) ->
 
 
 async def measure(folder: Path, concurrency: int, requests: int) -> dict[str, Any]:
-    import ray
-
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as the trainer does
     tokens, form = Tokens.load(folder), PixelFormat.of_folder(folder)
     screens = [screen(k) for k in range(requests + concurrency)]
     started = time.perf_counter()
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray()
+    import ray
+
     ray_seconds = time.perf_counter() - started
     settings = EngineSettings(str(folder), tokens.allowed_ids, tokens.stop_ids, context_tokens=2048)
     engines = Engines(settings, form, tokens.image_pad)

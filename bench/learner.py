@@ -40,6 +40,7 @@ from tapforge_trainer.algorithms.steps import Steps
 from tapforge_trainer.frames.frame import FittedFrame
 from tapforge_trainer.frames.handles import BatchFrames
 from tapforge_trainer.learner.client import Learner
+from tapforge_trainer.placement.ray_start import start_ray
 from tapforge_trainer.placement.settings import LearnerSettings, UpdateSettings
 from tapforge_trainer.tiny.folder import write_model
 
@@ -50,10 +51,9 @@ EPISODES_SECONDS = 7200
 
 
 async def measure(folder: Path, count: int, updates: int, ranks: int, threads: int, freeze: bool) -> dict[str, Any]:
+    start_ray()
     import ray
 
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as the trainer does
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     settings = LearnerSettings(
         str(folder), Tokens.load(folder).allowed_ids, ranks=ranks, threads=threads, freeze_vision=freeze
     )

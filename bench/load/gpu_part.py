@@ -229,7 +229,6 @@ def _need(*packages: str) -> None:
 
 
 async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
-    import ray
     import torch
     from engine import loop
 
@@ -240,6 +239,7 @@ async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
     from tapforge_trainer.learner.families import ModelConfig
     from tapforge_trainer.learner.frame_store import PixelFormat
     from tapforge_trainer.placement.placement import placed
+    from tapforge_trainer.placement.ray_start import start_ray
     from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
     from tapforge_trainer.records import Prompt
     from tapforge_trainer.sync.proof import make_probe
@@ -253,7 +253,9 @@ async def _engine(folder: Path, device: str, scale: int) -> dict[str, Any]:
         "colocated": gpus == 1,
         "transfer": "nccl" if gpus > 1 else "ipc" if gpus else "tapforge-cpu",
     }
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray()
+    import ray
+
     asked, answers = 64 // scale, 12
     sampling = EngineSettings(
         str(folder),

@@ -74,13 +74,12 @@ class Fleet:
 async def fleet(folder: Path, device: str, scale: int, **how: Any) -> AsyncIterator[Fleet]:
     """`how`: `gpus` that there are to be used, `workers` of the engine, `lora`, and `heads`: bf16 or fp32. On a CPU
     weights travel through Ray. The learner is apart where an engine leaves it a GPU; else ranks share the engine's."""
-    import ray
-
     from tapforge_trainer.agents.tokens import Tokens
     from tapforge_trainer.engine.pool import Engines
     from tapforge_trainer.learner.client import Learner
     from tapforge_trainer.learner.frame_store import PixelFormat
     from tapforge_trainer.placement.placement import placed
+    from tapforge_trainer.placement.ray_start import start_ray
     from tapforge_trainer.placement.settings import EngineSettings, LearnerSettings
     from tapforge_trainer.sync.history import ProofHistory
     from tapforge_trainer.sync.proof import probe_of
@@ -110,7 +109,9 @@ async def fleet(folder: Path, device: str, scale: int, **how: Any) -> AsyncItera
     rank = LearnerSettings(
         str(folder), tokens.allowed_ids, ranks=workers if turns else 1, lora=how.get("lora"), **shared
     )
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray()
+    import ray
+
     try:
         placement = await placed(engine, 1, rank, lambda words: print(words, file=sys.stderr))
         engines = Engines(engine, form, tokens.image_pad, places=placement.engines)

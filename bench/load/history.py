@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import sys
 import time
@@ -33,6 +32,7 @@ from tapforge_trainer.agents.tokens import Tokens
 from tapforge_trainer.engine.client import EngineClient
 from tapforge_trainer.engine.pool import Engines
 from tapforge_trainer.learner.frame_store import PixelFormat
+from tapforge_trainer.placement.ray_start import start_ray
 from tapforge_trainer.placement.settings import EngineSettings
 from tapforge_trainer.records import Prompt, Sampling
 from tapforge_trainer.run.adapters import adapter_options
@@ -72,9 +72,6 @@ async def episode(agent: ChatAgent, client: EngineClient, number: int) -> tuple[
 
 
 async def measure(mode: str) -> dict[str, Any]:
-    import ray
-
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as the trainer does
     folder = real.folder(MODEL)
     run = load(SAMPLE, MODES[mode])
     agent = make_agent(run.spec.model.adapter.name, folder, **adapter_options(run))
@@ -89,7 +86,9 @@ async def measure(mode: str) -> dict[str, Any]:
         images_per_prompt=run.spec.model.adapter.images,
         kv_cache_mib=512,
     )
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray()
+    import ray
+
     engines = Engines(settings, form, tokens.image_pad)
     try:
         await engines.ready()

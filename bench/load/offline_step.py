@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from tapforge_trainer.agents.agent import Agent
 from tapforge_trainer.agents.parsing import ParseFailure
 from tapforge_trainer.data.comparison import compare
 from tapforge_trainer.frames.frame import FittedFrame
+from tapforge_trainer.placement.ray_start import start_ray
 
 #: answers to a step, steps of an update, tokens of an answer at most
 GROUP, STEPS, ANSWER = 8, 4, 24
@@ -112,10 +112,9 @@ def asked() -> str:
 
 
 def ours(folder: Path, rows_at_once: int) -> None:
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as the trainer does
+    start_ray()
     import ray
 
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         asyncio.run(_ours(folder))
     finally:
