@@ -5,6 +5,7 @@ after which the engines answer with the checkpoint's weights. They are ranks and
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -51,6 +52,17 @@ async def policy(tiny: Tiny, ray_cluster: None, tmp_path_factory: pytest.TempPat
         await policy.close()
 
 
+def ended(actor: Any) -> None:
+    """Killed, and known to be: Ray kills while calls go on, and one may still be answered."""
+    import ray
+
+    ray.kill(actor)
+    with pytest.raises(ray.exceptions.RayActorError):
+        for _ in range(600):
+            ray.get(actor.__ray_ready__.remote(), timeout=END)
+            time.sleep(0.1)
+
+
 def killing(monkeypatch: pytest.MonkeyPatch, step: str, kill: Callable[[], Any]) -> list[str]:
     """Before that call; once. Returns what was called."""
     called: list[str] = []
@@ -79,10 +91,8 @@ async def _answers(tiny: Tiny, policy: Policy) -> list[Generation]:
 async def test_an_engine_that_dies_in_a_sync_costs_a_retry(
     tiny: Tiny, policy: Policy, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    import ray
-
     version, restarts = policy._version + 1, policy._engines.restarts
-    called = killing(monkeypatch, step, lambda: ray.kill(policy._engines._engines[0].actor))
+    called = killing(monkeypatch, step, lambda: ended(policy._engines._engines[0].actor))
     assert await asyncio.wait_for(policy.sync(version), END) < TOLERANCE
     assert len(called) == 2 and policy._engines.restarts == restarts + 1 and policy.lost is None
     assert {v for g in await _answers(tiny, policy) for v in g.versions} == {version}
@@ -96,12 +106,10 @@ async def test_a_rank_that_dies_in_a_sync_costs_a_restart_of_all(
     tiny: Tiny, policy: Policy, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """At the last step engines are asked alone: the next update, or sync, finds it dead."""
-    import ray
-
     async with policy.learning(8) as learner:
         await learner.run(shake, 0.02, "")  # an update that no checkpoint has
     learner = policy._learner
-    killing(monkeypatch, step, lambda: ray.kill(learner._ranks[1]))
+    killing(monkeypatch, step, lambda: ended(learner._ranks[1]))
     waiting = asyncio.create_task(_answers(tiny, policy)) if step == "transfer" else None
     with pytest.raises(RanksLost, match="died during"):
         await asyncio.wait_for(policy.sync(8), END)
