@@ -95,8 +95,8 @@ test-long: $(READY) ## the tests that take long: matrices, minutes of waiting, f
 test-versions: $(READY) ## the control plane's tests on the oldest and the newest Kubernetes and the oldest KubeRay: about 40 minutes
 	@$(BIN)/python -m tests.versions $(ARGS)
 
-test-models: $(READY) ## each model family at its real width, alone: an update on screens of 1080x2400; minutes, 12 GiB of memory
-	@$(BIN)/python -m pytest tests/families -m "long or width" -v $(ARGS)
+test-models: $(READY) ## each model family at its real width, alone: an update on screens of 1080x2400; traces of whole models; minutes, 12 GiB
+	@$(BIN)/python -m pytest tests/families tests/memory/test_trace.py -m "long or width" -v $(ARGS)
 
 check-wheel: $(READY) ## the wheel on Python 3.11, 3.12 and 3.13, those that are here; one of them: ARGS="--python 3.12"
 	@$(BIN)/python -m release.check_wheel --uv "$(UV)" $(ARGS)

@@ -373,5 +373,13 @@ def test_a_teacher_takes_its_weights_on_each_rank() -> None:
     shape, ranks = shape_of(config), 4
     before, after = (plan["per_gpu_bytes"]["learner"]["weights"] for plan in (plain, taught))
     assert after - before == pytest.approx(2 * shape.text / ranks + 2 * shape.vision.parameters, rel=1e-3)
+    # An id and a log-probability of each of 64 tokens, at each token of an update's answers.
+    fewer = document("run-qwen3-vl-8b.yaml", "--set", teacher, "--set", "algorithm.distillation.topK=16")[1]
+    sampled = document("run-qwen3-vl-8b.yaml", "--set", teacher, "--set", "algorithm.distillation.kind=k1")[1]
+    none, tokens, quarter, nothing = (one["host"]["teacher's tokens"] for one in (plain, taught, fewer, sampled))
+    assert none == nothing == 0 and tokens == 4 * quarter
+    rollout = load(SAMPLES / "run-qwen3-vl-8b.yaml").spec.rollout
+    steps, left = divmod(tokens, rollout.groups_per_update * rollout.group_size * rollout.response_tokens * 64 * 8)
+    assert 1 <= steps <= 100 and left == 0
     code, said = planned("run-qwen3-vl-8b.yaml", "--set", teacher.replace("Qwen/Qwen3-VL-8B-Instruct", "any/thing"))
     assert code and "spec.algorithm.distillation.teacher.huggingFace: the sizes of any/thing are not known" in said

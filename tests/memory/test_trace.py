@@ -78,12 +78,16 @@ def test_the_command_says_both(tmp_path: Path) -> None:
     assert found["closed_form_bytes"] == pytest.approx(found["peak_bytes"], rel=2 * TOLERANCE)
 
 
-#: of each family one at its whole depth
+#: of each family one at its whole depth; the larger ones take a core for minutes
 FULL = [
-    ("qwen3-vl-8b", {}),
-    ("qwen2.5-vl-7b", {"lora": 64, "ranks": 2, "tokens": 16384, "accumulates": True}),
-    ("qwen2-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}),
-    ("qwen3-vl-2b", {"ranks": 1}),
+    pytest.param("qwen3-vl-8b", {}, marks=pytest.mark.width),
+    pytest.param(
+        "qwen2.5-vl-7b",
+        {"lora": 64, "ranks": 2, "tokens": 16384, "accumulates": True},
+        marks=pytest.mark.width,
+    ),
+    pytest.param("qwen2-vl-7b", {"freeze_vision": False, "activation_checkpointing": False}, marks=pytest.mark.width),
+    pytest.param("qwen3-vl-2b", {"ranks": 1}, marks=pytest.mark.long),
 ]
 #: the closed form is linear in layers, and a trace takes as long as there are many
 A_THIRD = [
@@ -101,7 +105,6 @@ A_THIRD = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("name", "settings"), FULL, ids=str)
 def test_a_whole_model_takes_what_the_closed_form_says(name: str, settings: dict[str, Any]) -> None:
     compared(config(name).to_dict(), **settings)

@@ -240,6 +240,8 @@ def test_a_pool_needs_a_cluster(house: House) -> None:
     said = house.type_run('spec.environment.source={"pool": {"name": "phones"}}')
     assert said.code == 1
     assert "spec.environment.source.pool needs" in said.words and "TAPFORGE_BROKER_URL" in said.words
+    # What `tapforge plan` notes is said before a run begins, too.
+    assert "note: the phones come from a pool: the run needs a cluster" in said.words
 
 
 def test_checking_a_phone_that_is_not_there(house: House, nobody: str) -> None:

@@ -185,7 +185,8 @@ def run(file: Path, overrides: tuple[str, ...], runs: Path, restarts: int, grace
     if attempt is not None:
         sys.exit(_driven(attempt, lambda: read_run(file, overrides), grace))
     loaded = with_its_data(loaded_run(file, overrides), runs)
-    checked(loaded, runs)
+    for note in checked(loaded, runs).notes:
+        click.echo(f"note: {note}", err=True)
     from ..session import run_session
     from ..telemetry.telemetry import ProgressView
 

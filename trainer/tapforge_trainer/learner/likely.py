@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .packed import on_device
+
 
 @dataclass(frozen=True, slots=True)
 class Likely:
@@ -30,4 +32,4 @@ class Likely:
 
     def at(self, places: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """(ids, log-probabilities) [places, k]."""
-        return torch.from_numpy(self.ids[places]).to(device).long(), torch.from_numpy(self.logp[places]).to(device)
+        return on_device(self.ids[places], device).long(), on_device(self.logp[places], device)

@@ -41,6 +41,14 @@ from .frame_store import Patches, PixelFormat
 VisionArguments = Callable[[Any, Tensor], dict[str, Any]]
 
 
+def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if device.type == "cuda":
+        # From pageable memory a copy would wait for all that the device still has to do.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """A micro-batch on its device. T tokens, S sequences, R response tokens, V visual tokens, P patches."""
@@ -163,11 +171,7 @@ class PackedPolicy(nn.Module):
         return grids, self._vision_arguments(self.visual.config, grids)
 
     def _put(self, values: np.ndarray | Tensor) -> Tensor:
-        tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        if self.device.type == "cuda":
-            # From pageable memory a copy would wait for all that the device still has to do.
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
+        return on_device(values, self.device)
 
     # --- on the device ------------------------------------------------------------------------------------------------
 

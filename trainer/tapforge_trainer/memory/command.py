@@ -16,7 +16,7 @@ from tapforge_api.model import ModelSource
 from ..learner.families import FolderError, ModelConfig, Shape, shape_of
 from ..model_source.hub import cached_snapshot
 from ..model_source.ref import POLICY, TEACHER
-from ..rollout.frame_budget import episode_bytes
+from ..rollout.frame_budget import episode_bytes, longest_episode
 from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
 from .advice import advice, faster, fuller
@@ -49,8 +49,8 @@ def plan_memory(run: TrainingRun, options: MemoryOptions) -> tuple[str, bool]:
         card = card_of(run, options.gpu_memory)
         held = held_frames(run)
         teacher = teacher_shape(run)
-        found = estimate(run, shape, card, held_frames=held, teacher=teacher)
-        again = partial(estimate, shape=shape, card=card, held_frames=held, teacher=teacher)
+        again = partial(estimate, shape=shape, card=card, held_frames=held, teacher=teacher, likely=likely_bytes(run))
+        found = again(run)
         advised, quicker = advice(run, found, again), faster(run, found, again) + fuller(run, found, again)
         recorded = measured(options.measured) if options.measured is not None else None
         traced = _trace(found.learner, config) if options.trace else None
@@ -137,3 +137,14 @@ def held_frames(run: TrainingRun) -> int:
         return int(rollout.frames_gib * 2**30)
     episodes = (rollout.max_staleness + 1) * rollout.groups_per_update * rollout.group_size
     return episodes * episode_bytes(run, training_tasks(run))
+
+
+def likely_bytes(run: TrainingRun) -> int:
+    """Of what a teacher finds likely at each token of an update's answers: an id and a log-probability for each of
+    `topK` (`learner/likely.py`), on the hosts of all ranks together. At most: where every answer is as long as it may
+    be."""
+    taught, rollout = run.spec.algorithm.distillation, run.spec.rollout
+    if taught is None or taught.kind != "forward_kl":
+        return 0
+    answers = rollout.groups_per_update * rollout.group_size * longest_episode(run, training_tasks(run))
+    return answers * rollout.response_tokens * taught.compared * 8

@@ -96,10 +96,16 @@ class Estimate:
 
 
 def estimate(
-    run: TrainingRun, shape: Shape, card: Card, *, held_frames: int = 0, teacher: Shape | None = None
+    run: TrainingRun,
+    shape: Shape,
+    card: Card,
+    *,
+    held_frames: int = 0,
+    teacher: Shape | None = None,
+    likely: int = 0,
 ) -> Estimate:
-    """`held_frames`: bytes of frames that wait for an update; `teacher`: of a distillation. Raises FolderError for a
-    LoRA target that is not a linear layer."""
+    """`held_frames`: bytes of frames that wait for an update; `teacher`: of a distillation, and `likely`: bytes of what
+    it finds likely in an update's answers. Raises FolderError for a LoRA target that is not a linear layer."""
     learner = settings_of(run)
     frame = visual_tokens(run, shape)
     load = replace(_learner_load(run, shape, learner, frame), teacher=teacher)
@@ -132,7 +138,7 @@ def estimate(
         sampling,
         sampled.bytes["kv_cache"] // (sampling.context * sampling.kv_bytes_per_token),
         trained,
-        _host(run, load, trained, held_frames),
+        _host(run, load, trained, held_frames, likely),
     )
 
 
@@ -234,7 +240,7 @@ def _engine_load(run: TrainingRun, shape: Shape, settings: LearnerSettings, fram
 _WIDTH: Final = {"bfloat16": 2, "float32": 4}
 
 
-def _host(run: TrainingRun, load: LearnerLoad, checkpoint: int, frames: int) -> dict[str, int]:
+def _host(run: TrainingRun, load: LearnerLoad, checkpoint: int, frames: int, likely: int) -> dict[str, int]:
     """Of all nodes together. Weights are read shard by shard: no rank holds more than one tensor of a file."""
     engine = run.spec.engine
     stores = engine.replicas * (engine.frame_store_mib or engine_frames_mib(run)) * MIB
@@ -244,6 +250,7 @@ def _host(run: TrainingRun, load: LearnerLoad, checkpoint: int, frames: int) -> 
     return {
         "optimizer": offloaded if load.cpu_offload else 0,
         "checkpoint": checkpoint,
+        "teacher's tokens": likely,
         # Where adapters come alone, nothing brings back the weights of an engine that sleeps but its own copy.
         "sleeping engines": engine.replicas * load.width * load.shape.parameters if sleeping else 0,
         "loading": load.ranks * (4 + load.width) * load.shape.embedding,

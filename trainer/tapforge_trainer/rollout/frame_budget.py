@@ -67,11 +67,16 @@ def screens_shown(run: TrainingRun, cell: int | None = None) -> str:
 
 def episode_bytes(run: TrainingRun, tasks: TaskSet) -> int:
     """Of the frames of the longest episode."""
-    steps = max(tasks.sample(run.spec.seed, number).max_steps for number in range(_LOOKED_AT))
+    steps = longest_episode(run, tasks)
     pixels = frame_pixels(run)
     if run.spec.recording.screens == "device":
         pixels += device_pixels(run)
     return int((steps + 1) * pixels * BYTES_PER_PIXEL)
+
+
+def longest_episode(run: TrainingRun, tasks: TaskSet) -> int:
+    """Steps, of the first tasks."""
+    return max(tasks.sample(run.spec.seed, number).max_steps for number in range(_LOOKED_AT))
 
 
 def device_pixels(run: TrainingRun) -> int:

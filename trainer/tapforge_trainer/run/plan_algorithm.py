@@ -60,7 +60,7 @@ def _distilled(run: TrainingRun) -> str:
         return ""
     where = "added to advantages" if taught.kind == "k1" else "in the loss"
     alone = ", rewards ignored" if taught.rewards == "ignored" else ""
-    kind = f"forward_kl over {taught.top_k} tokens" if taught.kind == "forward_kl" else taught.kind
+    kind = f"forward_kl over {taught.compared} tokens" if taught.kind == "forward_kl" else taught.kind
     return f", distillation {taught.weight:g} ({kind}) {where}{alone}"
 
 
