@@ -286,11 +286,18 @@ async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path, m
         assert await asyncio.to_thread(said, *asked) == (0, f"{picture}: 1 of {listed['total']} episodes\n")
         with Image.open(picture) as shown:
             assert (shown.format, shown.n_frames) == (ending[1:].upper(), 3)
+    nameless = target.with_name(".gif")
+    code, words = await asyncio.to_thread(said, "view", runs / "one", "--export", nameless)
+    with Image.open(nameless) as shown:
+        assert code == 0 and shown.format == "GIF"
     code, words = await asyncio.to_thread(said, *view, address, "--seconds-per-step", "1")
     assert code == 2 and "are of a .gif or .webp" in words
     # Each step is a picture, also where episodes show the same screens.
     monkeypatch.setattr("tapforge_trainer.dashboard.export.MOST_PICTURES", 4)
     assert (await asyncio.to_thread(said, *asked[:-1], address))[1] == f"{picture}: 2 of {listed['total']} episodes\n"
+    monkeypatch.setattr("tapforge_trainer.dashboard.export.LONGEST", 2)
+    code, words = await asyncio.to_thread(said, *asked[:-1], address)
+    assert code == 2 and "an animated picture has 2 steps at most, not 3: export the episode as a page" in words
     other = target.with_suffix(".png")
     code, words = await asyncio.to_thread(said, "view", runs / "one", "--export", other)
     assert code == 2 and "FILE.gif or FILE.webp" in words and not other.exists()

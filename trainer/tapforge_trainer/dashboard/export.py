@@ -31,6 +31,8 @@ MOST: Final = 100
 MOST_SCREENS: Final = 1000
 #: pictures of an animated one after which no further episode is begun: each is shown for seconds
 MOST_PICTURES: Final = 100
+#: of one episode, all of which are in memory at once: 2 MB each
+LONGEST: Final = 500
 #: words that choose nothing
 _NO_CHOICE: Final = ("limit", "offset", "token")
 
@@ -79,6 +81,8 @@ def exported(run: OpenRun, words: Iterable[tuple[str, str]], style: Style | None
     if style is not None:
         found = _found(run, list(words), 1, MOST_PICTURES, each_once=False)
         episodes = [episode for group in found.groups for episode in group.episodes]
+        if (steps := max(len(episode.steps) for episode in episodes)) > LONGEST:
+            raise BadQuery(f"an animated picture has {LONGEST} steps at most, not {steps}: export the episode as a page")
         made = animate(episodes, from_any(found.stores), style)
         return Exported(made.data, found.episodes, found.total, made.lacks)
     found = _found(run, list(words), USUAL, MOST_SCREENS, each_once=True)
