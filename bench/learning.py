@@ -5,8 +5,9 @@
 - Each run is `tapforge run` with vLLM, Ray, phones and recordings, as short as it can be: the tiny model begins where
   imitation (`tapforge sft`, once per form of prompt) has ended.
 - `history`: a sliding window of 3 screens beside a history in blocks of 2 to 6, the quickstart suite, a prompt with
-  turns. `history-long`: the same on its longest tasks alone, 8 to 11 steps, in which the window of blocks moves. (The
-  standard suite is out of reach: its lists are scrolled, for which this model's prompt has no word.)
+  turns. `history-long`: the same on its longest tasks alone, 8 to 11 steps, in which the window of blocks moves.
+  `history-slow`: those at half the learning rate. (The standard suite is out of reach: its lists are scrolled, for
+  which this model's prompt has no word.)
 - `staleness`: `maxStaleness` 1 beside 2 on phones with log-normal latencies (sigma 1), to the same number of updates;
   `seconds` is what reinforcement took.
 - `rules`: advantages, each with its defaults, on the suite's longest tasks, with the quickstart's learning rate.
@@ -43,7 +44,8 @@ STARTS = Path("bench-results/learning")
 #: tasks that `tapforge tasks walk` makes, once
 WALKED = (STARTS / "walked.jsonl").resolve()
 
-_TURNS = ("model.adapter.prompt=turns",)
+_TURNS = ("model.adapter.prompt=turns", "model.contextTokens=384")
+_LONG_TURNS = (*_TURNS, "model.adapter.historySteps=16", "tasks.templates=[two_panels]")
 _WINDOWS = {
     "sliding": ("model.adapter.historyImages=3",),
     "blocks": ("model.adapter.historyImages=null", "model.adapter.history={blocks: {keep: 2, upTo: 6}}"),
@@ -68,11 +70,10 @@ def _rewards(url: str, samples: int, verifier: str = "ignored") -> str:
 
 
 STUDIES = {
-    "history": Study(_WINDOWS, updates=12, common=(*_TURNS, "model.contextTokens=384")),
-    "history-long": Study(
-        _WINDOWS,
-        updates=12,
-        common=(*_TURNS, "model.contextTokens=384", "model.adapter.historySteps=16", "tasks.templates=[two_panels]"),
+    "history": Study(_WINDOWS, updates=12, common=_TURNS),
+    "history-long": Study(_WINDOWS, updates=12, common=_LONG_TURNS),
+    "history-slow": Study(
+        _WINDOWS, updates=14, common=_LONG_TURNS, run=("learner.learningRate=1.5e-4", "learner.warmupUpdates=4")
     ),
     "staleness": Study(
         {str(bound): (f"rollout.maxStaleness={bound}",) for bound in (1, 2)},
