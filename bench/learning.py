@@ -6,8 +6,8 @@
   imitation (`tapforge sft`, once per form of prompt) has ended.
 - `history`: a sliding window of 3 screens beside a history in blocks of 2 to 6, the quickstart suite, a prompt with
   turns. `history-long`: the same on its longest tasks alone, 8 to 11 steps, in which the window of blocks moves.
-  `history-slow`: those at half the learning rate. (The standard suite is out of reach: its lists are scrolled, for
-  which this model's prompt has no word.)
+  `history-slow`: those at half the learning rate, with a warmup and a run of two updates more. (The standard suite is
+  out of reach: its lists are scrolled, for which this model's prompt has no word.)
 - `staleness`: `maxStaleness` 1 beside 2 on phones with log-normal latencies (sigma 1), to the same number of updates;
   `seconds` is what reinforcement took.
 - `rules`: advantages, each with its defaults, on the suite's longest tasks, with the quickstart's learning rate.

@@ -250,26 +250,13 @@ class Distillation(Spec):
         "teacher's log-probability is above the policy's is added to the token's advantage; k2: half its square is a "
         "term of the loss; k3: exp(-d) + d - 1, at most 10, is",
     )
-    top_k: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="of forward_kl: how many of the teacher's tokens are compared at each place; without it 64"
+    top_k: Annotated[int, Field(ge=1, le=1024)] = Field(
+        64, description="of forward_kl: how many of the teacher's tokens are compared at each place"
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="what it is multiplied by")
     rewards: Literal["kept", "ignored"] = Field(
         "kept", description="ignored: advantages of rewards are 0, and the teacher is all that is learned from"
     )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            message="topK must be left out with kind: k1, k2 or k3, which compare the sampled token alone",
-            cel="!has(self.topK) || self.kind == 'forward_kl'",
-            holds=lambda o: o.top_k is None or o.kind == "forward_kl",
-        ),
-    )
-
-    @property
-    def compared(self) -> int:
-        """Of `forward_kl`: how many of the teacher's tokens are compared at each place."""
-        return self.top_k or 64
 
 
 class Critic(Spec):

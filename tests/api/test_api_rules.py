@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tapforge_api import KINDS
-from tapforge_api.algorithm import Advantage, Algorithm, Distillation, Grpo, Kl, Loss, LossPlugin, Rloo, Teacher
+from tapforge_api.algorithm import Advantage, Algorithm, Grpo, Kl, Loss, LossPlugin, Rloo, Teacher
 from tapforge_api.base import Metadata, Rule, Spec
 from tapforge_api.checkpoints import Checkpoints, Storage, VolumeClaim
 from tapforge_api.cluster import ClusterSpec, Head, RayMetadata, Workers
@@ -38,7 +38,7 @@ from tapforge_api.learning import (
     WarmStart,
 )
 from tapforge_api.loggers import LoggedEpisodes, LoggerPlugin, Logging, MLflow, SwanLab, TensorBoard, Wandb
-from tapforge_api.model import Adapter, History, HistoryBlocks, Lora, Model, ModelFolder, ModelSource, SlidingHistory
+from tapforge_api.model import Adapter, History, HistoryBlocks, Lora, Model, ModelSource, SlidingHistory
 from tapforge_api.models import ServedModel
 from tapforge_api.pool import EmulatorPoolSpec, External, Kvm, Recycle, Scaling, UpdateStrategy
 from tapforge_api.recording import Recording
@@ -335,11 +335,6 @@ INSTANCES: dict[type[Spec], st.SearchStrategy[Spec]] = {
     ),
     History: st.sampled_from(
         [unchecked(History, sliding=a, blocks=b) for a in (None, SlidingHistory()) for b in (None, HistoryBlocks())]
-    ),
-    Distillation: st.builds(
-        lambda a, b: unchecked(Distillation, teacher=Teacher(path=ModelFolder(folder="t")), kind=a, top_k=b),
-        st.sampled_from(["forward_kl", "k1", "k2", "k3"]),
-        st.sampled_from([None, 64]),
     ),
     HistoryBlocks: st.builds(lambda a, b: unchecked(HistoryBlocks, keep=a, up_to=b), small, small),
     Adapter: st.builds(

@@ -218,6 +218,10 @@ def test_servers_of_others_get_more_time_by_default_and_what_is_given_counts_for
             ["algorithm.states=actions", "algorithm.advantage.plugin.name=opo"],
             "algorithm.states changes nothing: opo compares no states",
         ),
+        (
+            ["algorithm.distillation={teacher: {path: {folder: t}}, kind: k1, topK: 16}"],
+            "algorithm.distillation.topK changes nothing: k1 compares the sampled token alone",
+        ),
         (["algorithm.loss.plugin.name=cispo"], "the ratio is 1 at the only optimizer step"),
         (["algorithm.loss={anchor: behavior, plugin: {name: gspo}}"], "in bfloat16 rounding alone"),
         (["algorithm.loss.plugin.name=gspo", "rollout.maxStaleness=0"], "in bfloat16 rounding alone"),

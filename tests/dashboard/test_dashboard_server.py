@@ -297,10 +297,10 @@ async def test_a_selection_is_a_file_of_its_own(page, session, runs, tmp_path, m
     assert (await asyncio.to_thread(said, *asked[:-1], address))[1] == f"{picture}: 2 of {listed['total']} episodes\n"
     monkeypatch.setattr("tapforge_trainer.dashboard.export.LONGEST", 2)
     code, words = await asyncio.to_thread(said, *asked[:-1], address)
-    assert code == 2 and "an animated picture has 2 steps at most, not 3: export the episode as a page" in words
-    other = target.with_suffix(".png")
-    code, words = await asyncio.to_thread(said, "view", runs / "one", "--export", other)
-    assert code == 2 and "FILE.gif or FILE.webp" in words and not other.exists()
+    assert code == 2 and "an episode of 3 steps is not animated, only of 2 at most: export it as a page" in words
+    for other in (target.with_suffix(".png"), target.with_name(".png")):
+        code, words = await asyncio.to_thread(said, "view", runs / "one", "--export", other)
+        assert code == 2 and "FILE.gif or FILE.webp" in words and not other.exists()
 
 
 def said(*words: str | Path) -> tuple[int, str]:

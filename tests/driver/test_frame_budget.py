@@ -25,13 +25,13 @@ def longest(found) -> int:
 
 def test_an_episode_takes_its_longest_task_in_frames_of_the_models_size():
     found = run(model="{adapter: {maxPixels: 1000000}}")
-    assert episode_bytes(found, training_tasks(found)) == int((longest(found) + 1) * 1_000_000 * BYTES_PER_PIXEL)
+    assert episode_bytes(found, longest(found)) == int((longest(found) + 1) * 1_000_000 * BYTES_PER_PIXEL)
     # By default a prompt's frames take three quarters of it.
     wide = run(model="{contextTokens: 8192, adapter: {historyImages: 3}}", rollout="{responseTokens: 192}")
-    pixels = episode_bytes(wide, training_tasks(wide)) / (longest(wide) + 1) / BYTES_PER_PIXEL
+    pixels = episode_bytes(wide, longest(wide)) / (longest(wide) + 1) / BYTES_PER_PIXEL
     assert abs(pixels - 2000 * 32 * 32) < 10
     small = run(environment="{source: {processes: {count: 4}}, screen: {width: 96, height: 160}}")
-    assert episode_bytes(small, training_tasks(small)) == int((longest(small) + 1) * 96 * 160 * BYTES_PER_PIXEL)
+    assert episode_bytes(small, longest(small)) == int((longest(small) + 1) * 96 * 160 * BYTES_PER_PIXEL)
 
 
 def test_the_bound_is_the_specs_or_a_share_of_the_object_stores():

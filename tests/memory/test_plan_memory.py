@@ -381,5 +381,22 @@ def test_a_teacher_takes_its_weights_on_each_rank() -> None:
     rollout = load(SAMPLES / "run-qwen3-vl-8b.yaml").spec.rollout
     steps, left = divmod(tokens, rollout.groups_per_update * rollout.group_size * rollout.response_tokens * 64 * 8)
     assert 1 <= steps <= 100 and left == 0
+    # With what is replayed beside, and the longest tasks of any stage.
+    again = ("--set", "rollout.replay={share: 0.5}", "--set", "algorithm.loss.anchor=behavior")
+    assert document("run-qwen3-vl-8b.yaml", "--set", teacher, *again)[1]["host"]["teacher's tokens"] == 1.5 * tokens
+    few = ("--set", "tasks={suite: standard, templates: [turn_switch]}")
+    short, long = (
+        document("run-qwen3-vl-8b.yaml", "--set", teacher, *few, *stages)[1]["host"]
+        for stages in ((), ("--set", "stages=[{tasks: {suite: standard}, stop: {maxUpdates: 4}}]"))
+    )
+    assert short["teacher's tokens"] < tokens == long["teacher's tokens"] and short["frames"] < long["frames"]
     code, said = planned("run-qwen3-vl-8b.yaml", "--set", teacher.replace("Qwen/Qwen3-VL-8B-Instruct", "any/thing"))
     assert code and "spec.algorithm.distillation.teacher.huggingFace: the sizes of any/thing are not known" in said
+
+
+def test_a_data_set_elsewhere_is_not_needed() -> None:
+    """Its episodes have one step each, whatever it holds."""
+    place = "environment.source.dataset={path: 'hf://datasets/any/thing', heldOut: null}"
+    taught = "algorithm.distillation={teacher: {huggingFace: {repo: Qwen/Qwen3-VL-8B-Instruct}}}"
+    code, found = document("offline.yaml", "--gpu-memory", "80GiB", "--set", place, "--set", taught)
+    assert code == 0 and found["host"]["frames"] > 0 and found["host"]["teacher's tokens"] > 0

@@ -65,7 +65,7 @@ def _distillation(algorithm: Algorithm) -> Distillation | None:
     given = algorithm.distillation
     if given is None:
         return None
-    return Distillation(given.kind, given.weight, given.rewards == "ignored", given.compared)
+    return Distillation(given.kind, given.weight, given.rewards == "ignored", given.top_k)
 
 
 def _loss(loss: Loss) -> tuple[str, dict[str, Any]]:

@@ -95,10 +95,10 @@ def _export(
 
     if target is None or serve or len(folders) != 1:
         raise click.UsageError("an export is of one run: tapforge view RUN --export FILE [--where WORDS]")
-    # `.gif` alone is a name without an ending.
-    ending = target.suffix.lower() or target.name.lower()
+    # Python takes `.gif` alone for a name without an ending.
+    ending = target.suffix.lower() or (target.name.lower() if target.name.startswith(".") else "")
     kind = FORMATS.get(ending)
-    if kind is None and target.suffix.lower() not in _PAGES:
+    if kind is None and ending not in _PAGES:
         raise click.UsageError(
             f"--export {target}: {ending} is not an ending of what is written; name FILE.html for a page, or "
             "FILE.gif or FILE.webp for an animated picture"

@@ -82,7 +82,9 @@ def exported(run: OpenRun, words: Iterable[tuple[str, str]], style: Style | None
         found = _found(run, list(words), 1, MOST_PICTURES, each_once=False)
         episodes = [episode for group in found.groups for episode in group.episodes]
         if (steps := max(len(episode.steps) for episode in episodes)) > LONGEST:
-            raise BadQuery(f"an animated picture has {LONGEST} steps at most, not {steps}: export the episode as a page")
+            raise BadQuery(
+                f"an episode of {steps} steps is not animated, only of {LONGEST} at most: export it as a page"
+            )
         made = animate(episodes, from_any(found.stores), style)
         return Exported(made.data, found.episodes, found.total, made.lacks)
     found = _found(run, list(words), USUAL, MOST_SCREENS, each_once=True)

@@ -94,6 +94,6 @@ def compared_with(
             raise ValueError("the objective has a distillation, but the learner was started without a teacher")
         if k := objective.distillation.likely:
             # A tiny vocabulary may have fewer. Of what may not be said, the teacher has rows that the policy lacks.
-            likely = Likely.empty(places, min(k, int(teacher.allowed.sum())))
+            likely = Likely(places, min(k, int(teacher.allowed.sum())))
         taught = read(teacher, likely=likely)[0]
     return Compared(referred, taught, likely)

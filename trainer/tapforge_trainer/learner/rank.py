@@ -358,7 +358,7 @@ class Rank:
         with torch.no_grad():
             for plan, micro, shown in self._micro_batches(data, plans, frames):
                 with self.clock.device("forward"):
-                    k = 0 if likely is None else likely.ids.shape[1]
+                    k = 0 if likely is None else likely.k
                     logp, other, *more = policy(micro, shown, temperature, beside, likely=k)
                 if likely is not None:
                     likely.put(micro.response, more.pop(0), more.pop(0))

@@ -19,6 +19,7 @@ from ..model_source.ref import POLICY, TEACHER
 from ..rollout.frame_budget import episode_bytes, longest_episode
 from ..run.assembly import ConfigurationError
 from ..tasks.selection import training_tasks
+from ..tasks.stages import stages_of
 from .advice import advice, faster, fuller
 from .estimate import UnknownCard, card_of, estimate
 from .known import config_of, published
@@ -136,7 +137,14 @@ def held_frames(run: TrainingRun) -> int:
     if rollout.frames_gib is not None:
         return int(rollout.frames_gib * 2**30)
     episodes = (rollout.max_staleness + 1) * rollout.groups_per_update * rollout.group_size
-    return episodes * episode_bytes(run, training_tasks(run))
+    return episodes * episode_bytes(run, _longest(run))
+
+
+def _longest(run: TrainingRun) -> int:
+    """Steps of the longest episode of any stage."""
+    if run.spec.environment.source.dataset is not None:
+        return 1  # an episode is one answer, and the set may lie elsewhere
+    return max(longest_episode(stage, training_tasks(stage)) for stage in stages_of(run))
 
 
 def likely_bytes(run: TrainingRun) -> int:
@@ -146,5 +154,6 @@ def likely_bytes(run: TrainingRun) -> int:
     taught, rollout = run.spec.algorithm.distillation, run.spec.rollout
     if taught is None or taught.kind != "forward_kl":
         return 0
-    answers = rollout.groups_per_update * rollout.group_size * longest_episode(run, training_tasks(run))
-    return answers * rollout.response_tokens * taught.compared * 8
+    replayed = 0.0 if rollout.replay is None else rollout.replay.share
+    answers = (1 + replayed) * rollout.groups_per_update * rollout.group_size * _longest(run)
+    return int(answers * rollout.response_tokens * taught.top_k * 8)

@@ -65,9 +65,8 @@ def screens_shown(run: TrainingRun, cell: int | None = None) -> str:
     return f"{shown} per prompt, of at most {pixels:,} pixels ({pixels // cell**2:,} visual tokens of {cell}x{cell})"
 
 
-def episode_bytes(run: TrainingRun, tasks: TaskSet) -> int:
-    """Of the frames of the longest episode."""
-    steps = longest_episode(run, tasks)
+def episode_bytes(run: TrainingRun, steps: int) -> int:
+    """Of the frames of an episode of so many steps."""
     pixels = frame_pixels(run)
     if run.spec.recording.screens == "device":
         pixels += device_pixels(run)
@@ -101,7 +100,7 @@ def frame_budget(run: TrainingRun, tasks: TaskSet, store_bytes: int | None) -> F
         most: int | None = int(given * 2**30)
     else:
         most = None if store_bytes is None else int(store_bytes * STORE_SHARE)
-    return FrameBudget(most, episode_bytes(run, tasks))
+    return FrameBudget(most, episode_bytes(run, longest_episode(run, tasks)))
 
 
 def budget_error(run: TrainingRun, budget: FrameBudget) -> str | None:

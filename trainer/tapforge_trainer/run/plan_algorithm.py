@@ -60,7 +60,7 @@ def _distilled(run: TrainingRun) -> str:
         return ""
     where = "added to advantages" if taught.kind == "k1" else "in the loss"
     alone = ", rewards ignored" if taught.rewards == "ignored" else ""
-    kind = f"forward_kl over {taught.compared} tokens" if taught.kind == "forward_kl" else taught.kind
+    kind = f"forward_kl over {taught.top_k} tokens" if taught.kind == "forward_kl" else taught.kind
     return f", distillation {taught.weight:g} ({kind}) {where}{alone}"
 
 
@@ -172,6 +172,13 @@ def _notes_on_advantages(spec: TrainingRunSpec) -> list[str]:
 
         if name in set(built_in()) - _COMPARE_STATES:
             notes.append(f"algorithm.states changes nothing: {name} compares no states")
+    taught = algorithm.distillation
+    if (
+        taught is not None
+        and taught.kind != "forward_kl"
+        and taught.top_k != type(taught).model_fields["top_k"].default
+    ):
+        notes.append(f"algorithm.distillation.topK changes nothing: {taught.kind} compares the sampled token alone")
     return notes
 
 
