@@ -1,6 +1,6 @@
 """A thousand episodes at once over real sockets: the driver's CPU per step, memory, and file descriptors.
 
-    python bench/episodes.py [--phones 1000] [--steps 100000] [--seconds 420]
+    python bench/episodes.py [--phones 1000] [--steps 100000] [--seconds 600]
 
 As in a run on a cluster: one rollout worker per `--per-worker` phones and the recorder are Ray actors, the driver has
 the scheduler, the groups and the leases, and builds each batch. Phones answer at once, from a few server processes
@@ -208,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--phones", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100_000, help="that are counted")
-    parser.add_argument("--seconds", type=float, default=420.0, help="after which it ends with fewer")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which it ends with fewer")
     parser.add_argument("--rate", type=float, default=300.0, help="steps a second that phones ask for together")
     parser.add_argument("--per-worker", type=int, default=500, help="phones of a rollout worker")
     parser.add_argument("--out", type=Path, default=Path("bench-results/episodes.json"))
