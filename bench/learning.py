@@ -38,7 +38,7 @@ from typing import Any
 
 from load.machine import machine, show, write
 from load.paired import commit
-from load.whole_runs import Study, hacked, judges, run, started, summed_up
+from load.whole_runs import Study, curve, hacked, judges, run, started, summed_up
 
 STARTS = Path("bench-results/learning")
 #: tasks that `tapforge tasks walk` makes, once
@@ -73,7 +73,11 @@ STUDIES = {
     "history": Study(_WINDOWS, updates=12, common=_TURNS),
     "history-long": Study(_WINDOWS, updates=12, common=_LONG_TURNS),
     "history-slow": Study(
-        _WINDOWS, updates=14, common=_LONG_TURNS, run=("learner.learningRate=1.5e-4", "learner.warmupUpdates=4")
+        _WINDOWS,
+        updates=14,
+        common=_LONG_TURNS,
+        run=("learner.learningRate=1.5e-4", "learner.warmupUpdates=4"),
+        more=curve,
     ),
     "staleness": Study(
         {str(bound): (f"rollout.maxStaleness={bound}",) for bound in (1, 2)},

@@ -145,6 +145,12 @@ def summed_up(study: Study, kept: dict[str, Any]) -> None:
     }
 
 
+def curve(folder: Path) -> dict[str, Any]:
+    """Success in practice by update."""
+    found = [event["success_rate"] for event in read_events(folder) if event["event"] == "update"]
+    return {"curve": [None if rate is None else round(rate, 3) for rate in found]}
+
+
 def hacked(folder: Path) -> dict[str, Any]:
     """The judge's success less the verifier's by update, the first update in which it is over 10 points, and the update
     of the alarm; empty without a judge."""

@@ -52,6 +52,12 @@ def test_each_arm_of_the_study_of_distillation_is_a_run_from_the_same_start(arm:
     assert spec.model.source.path is not None and spec.stop.max_updates % spec.evaluation.every_updates == 0
 
 
+def test_a_curve_is_success_in_practice_by_update(tmp_path: Path) -> None:
+    lines = [{"event": "update", "success_rate": rate} for rate in (0.12345, None)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [{"event": "phase"}, *lines]))
+    assert whole_runs.curve(tmp_path) == {"curve": [0.123, None]}
+
+
 def test_environment_steps_of_the_study_of_distillation_are_those_until_a_measurement(tmp_path: Path) -> None:
     assert distillation.measured(tmp_path) == []
     lines: list[dict[str, object]] = [{"event": "evaluation", "mode": "greedy", "update": 0, "success": 0.3}]
@@ -67,6 +73,18 @@ def test_the_page_has_the_figures_of_the_file_beside_it() -> None:
     page, found = Path("docs/studies.md").read_text(), json.loads(Path("docs/studies/learning.json").read_text())
     shown = [line for line in page.splitlines() if line.startswith(tuple(f"| {name} |" for name in learning.STUDIES))]
     assert sorted(shown) == sorted(row for name, kept in found.items() for row in learning.rows(name, kept))
+
+
+def test_the_page_has_how_many_runs_fall_once_they_were_good() -> None:
+    found = json.loads(Path("docs/studies/learning.json").read_text())["history-slow"]["pairs"]
+
+    def falls(curve: list[float]) -> bool:
+        good = next((at for at, success in enumerate(curve) if success > 0.85), len(curve))
+        return min(curve[good:], default=1.0) < 0.6
+
+    blocks, sliding = (sum(falls(run["curve"]) for run in found[arm].values()) for arm in ("blocks", "sliding"))
+    page = " ".join(Path("docs/studies.md").read_text().split())
+    assert sliding == 0 and f"{blocks} of {len(found['blocks'])} runs in blocks fell below 60 %" in page
 
 
 def test_the_page_has_the_figures_of_the_study_of_distillation() -> None:

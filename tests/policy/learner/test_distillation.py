@@ -19,6 +19,7 @@ from tapforge_trainer.algorithms.objective import Counts, Objective
 from tapforge_trainer.learner import head
 from tapforge_trainer.learner.batch_loss import DeviceFigures
 from tapforge_trainer.learner.batches import plan_micro_batches
+from tapforge_trainer.learner.likely import Likely
 from tapforge_trainer.learner.metrics import UpdateMetrics
 from tapforge_trainer.learner.rank import MiniBatch, Rank
 from tapforge_trainer.learner.sharding import unsharded
@@ -188,3 +189,17 @@ def test_a_loss_that_selects_by_advantages_of_a_whole_step_has_no_k1() -> None:
     with pytest.raises(ValueError, match="the loss clip_cov selects by advantages .* use kind k2 or k3"):
         Objective(loss="clip_cov", distillation=Distillation("k1"))
     Objective(loss="clip_cov", distillation=Distillation("k3"))
+
+
+def test_a_rank_holds_what_is_likely_at_its_own_tokens_alone() -> None:
+    """Wherever they are among those of all ranks, and in whatever order they are asked for."""
+    places, k = 10_000, 4
+    own = np.random.default_rng(0).permutation(places)[:300]
+    likely = Likely(places, k)
+    for some in np.split(own, 3):
+        ids = torch.from_numpy(some)[:, None] + torch.arange(k)
+        likely.put(some, ids, -ids.float())
+    asked = np.random.default_rng(1).permutation(own)
+    ids, logp = likely.at(asked, torch.device("cpu"))
+    assert ids.tolist() == [[place + n for n in range(k)] for place in asked] and torch.equal(logp, -ids.float())
+    assert sum(values.nbytes for part in likely._parts for values in part) == len(own) * k * 8
